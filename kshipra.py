@@ -36,9 +36,12 @@ of the cache.  `_bytes`, `_bits`, `_s`: units; `_off`: bytes from the start of a
 MIT License; see the file LICENSE.
 """
 import ctypes
+import functools
 import itertools
 import math
 import operator
+import os
+import platform
 import struct
 import sys
 from array import array
@@ -91,9 +94,10 @@ class KshipraError(ValueError):
 # ---------------------------------------------------------------------------------------
 # 5.1 Builder and interpreter
 #
-# A processor computes in registers, of which it has few: for us, whole numbers and addresses in
-# 64-bit registers, and vectors of 256 bits.  A vector is eight float32 lanes, eight int32, sixteen
-# int16 or thirty-two int8; the bits do not know which, the operation decides:
+# A processor computes in registers, of which it has few: for us, registers of 64 bits that hold
+# whole numbers and addresses, and registers of 256 bits that hold vectors.  A vector is eight
+# float32 lanes, eight int32, sixteen int16 or thirty-two int8; the bits do not know which, the
+# operation decides:
 #
 #     byte    0       4       8       12      16      20      24      28      31
 #            +-------+-------+-------+-------+-------+-------+-------+-------+
@@ -680,6 +684,7 @@ def _add_method(op):
     n_operands = len(op.letters) - sets
     has_disp = op.letters.endswith("d")
     vector = op.letters[:1] == "V"
+    like = 1 if name == "select" else 0            # the operand whose lane type the result has
 
     def method(self, *operands, to=None):
         if updates:
@@ -690,7 +695,7 @@ def _add_method(op):
             raise TypeError(f"{name} takes {op.letters[sets:]!r}, got {operands}")
         if sets:
             if to is None:
-                to = VecReg(self, lane or operands[0].lane) if vector else IntReg(self)
+                to = VecReg(self, lane or operands[like].lane) if vector else IntReg(self)
             self.instructions.append((name, to, *operands))
             return to
         self.instructions.append((name, *operands))
@@ -941,6 +946,788 @@ def _emit(kernel, encoder):
 
 # ---------------------------------------------------------------------------------------
 # 5.2 x86-64
+#
+# An x86-64 instruction is 1 to 15 bytes.  Most of ours are vector instructions in the VEX form,
+# which name three registers, d = a op b:
+#
+#     byte       C4          1            2          opcode     3
+#            +--------+-----------+-----------------+--------+------------+------------+-----+
+#            |11000100|R X B mmmmm|W  v v v v  L p p|        |mod reg r/m |displacement| imm |
+#            +--------+-----------+-----------------+--------+------------+------------+-----+
+#     mmmmm, pp  which table of opcodes: mmmmm 1 is called 0F, 2 is 0F38, 3 is 0F3A; pp 1 is 66,
+#                2 is F3, 3 is F2, the prefix bytes that used to do this work
+#     L          0: 128 bits (xmm), 1: 256 bits (ymm)           W: one more bit of opcode
+#     reg, vvvv, r/m   the three registers, usually d, a, b; a register number has four bits, and
+#                the fourth of reg is R, of r/m is B.  R, X, B and vvvv are stored inverted.
+#     mod        3: r/m is a register.  Else memory: r/m is the register holding the address, and
+#                the displacement has 0 (mod 0), 1 (mod 1) or 4 bytes (mod 2).  Two oddities: r/m 4
+#                announces a further byte, here always 24 ("no index"), and mod 0 with r/m 5 means
+#                "4 bytes of displacement from the end of this instruction", by which a kernel
+#                reaches its constants, so that registers 5 and 13 always have a displacement.
+#
+# Where X, B and W are not needed and mmmmm is 1, a shorter form drops that byte:
+#
+#            +--------+-----------------+--------+-----------
+#            |11000101|R  v v v v  L p p| opcode | mod reg r/m ...
+#            +--------+-----------------+--------+-----------
+#
+# Instructions on integers are older: an optional prefix REX, 0100WRXB, not inverted, where W
+# means 64 bits; the opcode; then mod reg r/m as above; two registers, d = d op b.
+# Source: Intel SDM volume 2A, chapter 2 (2.1.5 tables, 2.3 VEX, 2.7 EVEX); the opcodes: 2A-2D.
+
+# Vector instructions: opcode, pp, mmmmm, W, L, and the operands in the order an assembler writes
+# them: y and x are ymm and xmm, r and q integer registers of 32 and 64 bits, m memory.  They fill
+# reg, vvvv, r/m in turn, or reg, r/m where there are two; "<" says that r/m comes first.  A digit
+# stands in reg as one more bit of opcode.  ".m" or ".x" tells forms of one mnemonic apart.
+
+_VEX_ROWS = {
+    "vmovdqu":      (0x6F, 2, 1, 0, 1, "yy"),   "vmovdqu.m":    (0x7F, 2, 1, 0, 1, "<my"),
+    "vmovdqu.x":    (0x6F, 2, 1, 0, 0, "xx"),   "vmovdqu.mx":   (0x7F, 2, 1, 0, 0, "<mx"),
+    "vmovaps":      (0x28, 0, 1, 0, 1, "yy"),
+    "vmovq":        (0x7E, 2, 1, 0, 0, "xx"),   "vmovq.m":      (0xD6, 1, 1, 0, 0, "<mx"),
+    "vmovss":       (0x10, 2, 1, 0, 0, "xx"),   "vmovss.m":     (0x11, 2, 1, 0, 0, "<mx"),
+    "vmovd":        (0x6E, 1, 1, 0, 0, "xr"),   "vmovd.r":      (0x7E, 1, 1, 0, 0, "<rx"),
+    "vpextrd":      (0x16, 1, 3, 0, 0, "<rx"),  "vpinsrd":      (0x22, 1, 3, 0, 0, "xxr"),
+    "vmaskmovps":   (0x2C, 1, 2, 0, 1, "yyy"),  "vmaskmovps.m": (0x2E, 1, 2, 0, 1, "<myy"),
+    "vbroadcastss": (0x18, 1, 2, 0, 1, "yx"),   "vbroadcasti128": (0x5A, 1, 2, 0, 1, "yx"),
+    "vpbroadcastb": (0x78, 1, 2, 0, 1, "yx"),   "vpbroadcastw": (0x79, 1, 2, 0, 1, "yx"),
+    "vpbroadcastd": (0x58, 1, 2, 0, 1, "yx"),   "vpbroadcastq": (0x59, 1, 2, 0, 1, "yx"),
+    "vextracti128": (0x39, 1, 3, 0, 1, "<xy"),  "vinserti128":  (0x38, 1, 3, 0, 1, "yyx"),
+    "vperm2i128":   (0x46, 1, 3, 0, 1, "yyy"),  "vperm2f128":   (0x06, 1, 3, 0, 1, "yyy"),
+    "vpermq":       (0x00, 1, 3, 1, 1, "yy"),   "vpshufd":      (0x70, 1, 1, 0, 1, "yy"),
+    "vpermilps":    (0x04, 1, 3, 0, 1, "yy"),   "vpblendd":     (0x02, 1, 3, 0, 1, "yyy"),
+    "vpblendvb":    (0x4C, 1, 3, 0, 1, "yyy"),
+    "vaddps":       (0x58, 0, 1, 0, 1, "yyy"),  "vsubps":       (0x5C, 0, 1, 0, 1, "yyy"),
+    "vmulps":       (0x59, 0, 1, 0, 1, "yyy"),  "vdivps":       (0x5E, 0, 1, 0, 1, "yyy"),
+    "vminps":       (0x5D, 0, 1, 0, 1, "yyy"),  "vmaxps":       (0x5F, 0, 1, 0, 1, "yyy"),
+    "vsqrtps":      (0x51, 0, 1, 0, 1, "yy"),   "vroundps":     (0x08, 1, 3, 0, 1, "yy"),
+    "vcmpps":       (0xC2, 0, 1, 0, 1, "yyy"),  "vhaddps":      (0x7C, 3, 1, 0, 1, "yyy"),
+    "vcvtdq2ps":    (0x5B, 0, 1, 0, 1, "yy"),   "vcvtps2dq":    (0x5B, 1, 1, 0, 1, "yy"),
+    "vcvtph2ps":    (0x13, 1, 2, 0, 1, "yx"),   "vcvtps2ph":    (0x1D, 1, 3, 0, 1, "<my"),
+    "vpand":        (0xDB, 1, 1, 0, 1, "yyy"),  "vpandn":       (0xDF, 1, 1, 0, 1, "yyy"),
+    "vpor":         (0xEB, 1, 1, 0, 1, "yyy"),  "vpxor":        (0xEF, 1, 1, 0, 1, "yyy"),
+    "vpaddb":       (0xFC, 1, 1, 0, 1, "yyy"),  "vpsubb":       (0xF8, 1, 1, 0, 1, "yyy"),
+    "vpaddw":       (0xFD, 1, 1, 0, 1, "yyy"),  "vpsubw":       (0xF9, 1, 1, 0, 1, "yyy"),
+    "vpaddd":       (0xFE, 1, 1, 0, 1, "yyy"),  "vpsubd":       (0xFA, 1, 1, 0, 1, "yyy"),
+    "vpmullw":      (0xD5, 1, 1, 0, 1, "yyy"),  "vpmulld":      (0x40, 1, 2, 0, 1, "yyy"),
+    "vpminsd":      (0x39, 1, 2, 0, 1, "yyy"),  "vpmaxsd":      (0x3D, 1, 2, 0, 1, "yyy"),
+    "vpminub":      (0xDA, 1, 1, 0, 1, "yyy"),  "vpmaxub":      (0xDE, 1, 1, 0, 1, "yyy"),
+    "vpmaxud":      (0x3F, 1, 2, 0, 1, "yyy"),
+    "vpabsb":       (0x1C, 1, 2, 0, 1, "yy"),   "vpabsd":       (0x1E, 1, 2, 0, 1, "yy"),
+    "vpsignb":      (0x08, 1, 2, 0, 1, "yyy"),
+    "vpcmpeqb":     (0x74, 1, 1, 0, 1, "yyy"),  "vpcmpgtb":     (0x64, 1, 1, 0, 1, "yyy"),
+    "vpcmpeqd":     (0x76, 1, 1, 0, 1, "yyy"),  "vpcmpgtd":     (0x66, 1, 1, 0, 1, "yyy"),
+    "vpsllw":       (0x71, 1, 1, 0, 1, "6yy"),  "vpslld":       (0x72, 1, 1, 0, 1, "6yy"),
+    "vpsrlw":       (0x71, 1, 1, 0, 1, "2yy"),  "vpsrld":       (0x72, 1, 1, 0, 1, "2yy"),
+    "vpsraw":       (0x71, 1, 1, 0, 1, "4yy"),  "vpsrad":       (0x72, 1, 1, 0, 1, "4yy"),
+    "vpsllvd":      (0x47, 1, 2, 0, 1, "yyy"),  "vpsrlvd":      (0x45, 1, 2, 0, 1, "yyy"),
+    "vpmovsxbw":    (0x20, 1, 2, 0, 1, "yx"),   "vpmovzxbw":    (0x30, 1, 2, 0, 1, "yx"),
+    "vpmovsxbd":    (0x21, 1, 2, 0, 1, "yx"),   "vpmovzxbd":    (0x31, 1, 2, 0, 1, "yx"),
+    "vpmovsxwd":    (0x23, 1, 2, 0, 1, "yx"),   "vpmovzxwd":    (0x33, 1, 2, 0, 1, "yx"),
+    "vpackssdw.x":  (0x6B, 1, 1, 0, 0, "xxx"),  "vpacksswb.x":  (0x63, 1, 1, 0, 0, "xxx"),
+    "vpmaddwd":     (0xF5, 1, 1, 0, 1, "yyy"),  "vpmaddubsw":   (0x04, 1, 2, 0, 1, "yyy"),
+    "vpshufb":      (0x00, 1, 2, 0, 1, "yyy"),
+    "vpunpcklbw":   (0x60, 1, 1, 0, 1, "yyy"),  "vpunpckhbw":   (0x68, 1, 1, 0, 1, "yyy"),
+    "vpunpcklwd":   (0x61, 1, 1, 0, 1, "yyy"),  "vpunpckhwd":   (0x69, 1, 1, 0, 1, "yyy"),
+    "vpunpckldq":   (0x62, 1, 1, 0, 1, "yyy"),  "vpunpckhdq":   (0x6A, 1, 1, 0, 1, "yyy"),
+    "vpunpcklqdq":  (0x6C, 1, 1, 0, 1, "yyy"),  "vpunpckhqdq":  (0x6D, 1, 1, 0, 1, "yyy"),
+    "vpdpbusd":     (0x50, 1, 2, 0, 1, "yyy"),
+}
+# As the encoder wants them: opcode, mmmmm, and the byte W vvvv L pp without its vvvv.
+VEX = {name: (opcode, mmmmm, (w << 7) | (l << 2) | pp)
+       for name, (opcode, pp, mmmmm, w, l, _) in _VEX_ROWS.items()}
+
+# Integer instructions: the bytes before mod reg r/m (a W of 1 goes into REX), reg or r/m first.
+_REX_ROWS = {
+    "mov":     (1, b"\x89", "<qq"),      "add":     (1, b"\x01", "<qq"),
+    "sub":     (1, b"\x29", "<qq"),      "and":     (1, b"\x21", "<qq"),
+    "or":      (1, b"\x09", "<qq"),      "xor":     (1, b"\x31", "<qq"),
+    "cmp":     (1, b"\x39", "<qq"),      "test":    (1, b"\x85", "<qq"),
+    "xor.r":   (0, b"\x31", "<rr"),      "imul":    (1, b"\x0f\xaf", "qq"),
+    "cmovg":   (1, b"\x0f\x4f", "qq"),   "cmovl":   (1, b"\x0f\x4c", "qq"),
+    "mov.q":   (1, b"\x8b", "qm"),       "mov.r":   (0, b"\x8b", "rm"),
+    "movsxd":  (1, b"\x63", "qr"),       "lea":     (1, b"\x8d", "qm"),
+    "movsx.w": (1, b"\x0f\xbf", "qm"),   "movzx.w": (0, b"\x0f\xb7", "rm"),
+    "movsx.b": (1, b"\x0f\xbe", "qm"),   "movzx.b": (0, b"\x0f\xb6", "rm"),
+    "mov.mq":  (1, b"\x89", "<mq"),      "mov.mr":  (0, b"\x89", "<mr"),
+    "mov.mb":  (0, b"\x88", "<mb"),      "neg":     (1, b"\xf7", "3q"),
+    "div":     (1, b"\xf7", "6m"),       "prefetcht0": (0, b"\x0f\x18", "1m"),
+    "lock xadd": (1, b"\x0f\xc1", "<mq"),
+    "add.8":   (1, b"\x83", "0q"),       "add.32":  (1, b"\x81", "0q"),
+    "or.8":    (1, b"\x83", "1q"),       "or.32":   (1, b"\x81", "1q"),
+    "and.8":   (1, b"\x83", "4q"),       "and.32":  (1, b"\x81", "4q"),
+    "sub.8":   (1, b"\x83", "5q"),       "sub.32":  (1, b"\x81", "5q"),
+    "xor.8":   (1, b"\x83", "6q"),       "xor.32":  (1, b"\x81", "6q"),
+    "cmp.8":   (1, b"\x83", "7q"),       "cmp.32":  (1, b"\x81", "7q"),
+    "imul.8":  (1, b"\x6b", "qq"),       "imul.32": (1, b"\x69", "qq"),
+    "mov.32":  (1, b"\xc7", "0q"),
+    "shl":     (1, b"\xc1", "4q"),       "shr":     (1, b"\xc1", "5q"),
+    "sar":     (1, b"\xc1", "7q"),
+}
+RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8, R9, R10, R11, R12, R13, R14, R15 = range(16)
+CONDITION = {"<": 0xC, ">=": 0xD, "<=": 0xE, ">": 0xF, "==": 0x4, "!=": 0x5}      # of jcc
+PREDICATE = {"<": 0x11, ">=": 0x1D, "<=": 0x12, ">": 0x1E, "==": 0x00, "!=": 0x04}  # of vcmpps
+
+# Calling conventions: where parameters arrive, what a function must leave as it was, and for
+# Windows, that a caller keeps 32 bytes for the callee above the return address.
+# Sources: System V ABI, AMD64 supplement, 3.2; Microsoft, "x64 calling convention".
+_ABI = {
+    "sysv":  dict(parameters=(RDI, RSI, RDX), saved=(RBX, RBP, R12, R13, R14, R15), saved_vecs=(),
+                  int_order=(RDI, RSI, RDX, RCX, R8, R9, R10, R11, RBX, RBP, R12, R13, R14, R15)),
+    "win64": dict(parameters=(RCX, RDX, R8), saved=(RBX, RBP, RDI, RSI, R12, R13, R14, R15),
+                  saved_vecs=tuple(range(6, 16)),
+                  int_order=(RCX, RDX, R8, R9, R10, R11, RBX, RBP, RDI, RSI, R12, R13, R14, R15)),
+}
+_CALL_SLOTS = 17            # frame space of a kernel that calls: 3 arguments, up to 14 registers
+
+
+class X86:
+    """The encoder for x86-64.  isa: "avx2", "vnni" (EVEX) or "avxvnni" (VEX); abi: see _ABI.
+
+    Register rax belongs to the encoder, rsp is the stack, all others are the kernel's.
+    """
+
+    n_vectors = 16
+
+    def __init__(self, isa, abi):
+        self.isa, self.abi = isa, abi
+        self.rows = _X86_ROWS[isa]
+        self.parameters, self.int_order = _ABI[abi]["parameters"], _ABI[abi]["int_order"]
+        self.code = bytearray()
+        self.labels, self.jumps = {}, []          # name -> offset; (offset of 4 bytes, name)
+        self.constants, self.uses = {}, []        # bytes -> offset; (offset of 4 bytes, end, bytes)
+
+    # The emitters: each appends one instruction.  The first argument names a row above.
+
+    def vvv(self, name, reg, vvvv, rm, imm=None):
+        """A vector instruction on registers."""
+        opcode, mmmmm, w_l_pp = VEX[name]
+        if rm < 8 and mmmmm == 1 and w_l_pp < 128:
+            self.code += bytes((0xC5, (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3) | w_l_pp, opcode,
+                                0xC0 | ((reg & 7) << 3) | rm))
+        else:
+            self.code += bytes((0xC4, (0x40 if reg > 7 else 0xC0) | (0 if rm > 7 else 0x20) | mmmmm,
+                                w_l_pp | ((15 - vvvv) << 3), opcode,
+                                0xC0 | ((reg & 7) << 3) | (rm & 7)))
+        if imm is not None:
+            self.code.append(imm)
+
+    def vvm(self, name, reg, vvvv, base, disp, imm=None):
+        """A vector instruction whose r/m is the memory at base + disp."""
+        opcode, mmmmm, w_l_pp = VEX[name]
+        if base < 8 and mmmmm == 1 and w_l_pp < 128:
+            head = (0xC5, (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3) | w_l_pp, opcode)
+        else:
+            head = (0xC4, (0x40 if reg > 7 else 0xC0) | (0 if base > 7 else 0x20) | mmmmm,
+                    w_l_pp | ((15 - vvvv) << 3), opcode)
+        self.code += bytes(head) + _at(reg, base, disp)
+        if imm is not None:
+            self.code.append(imm)
+
+    def vvc(self, name, reg, vvvv, data):
+        """A vector instruction whose r/m is a constant of the kernel."""
+        opcode, mmmmm, w_l_pp = VEX[name]
+        self.code += bytes((0xC4, (0x40 if reg > 7 else 0xC0) | 0x20 | mmmmm,
+                            w_l_pp | ((15 - vvvv) << 3), opcode, ((reg & 7) << 3) | 5, 0, 0, 0, 0))
+        self.constants[data] = None
+        self.uses.append((len(self.code) - 4, data))
+
+    def evex_dot(self, acc, u, s):
+        """vpdpbusd in the EVEX form of AVX-512, 4 bytes of prefix; our registers need no 5th bit.
+
+            62 | R X B R' 0 mmm | W vvvv 1 pp | z L'L b V' aaa |  (b: broadcast 4 bytes of memory)
+        """
+        self.code += bytes((0x62, (0x52 if acc > 7 else 0xD2) ^ (0x20 if s > 7 else 0),
+                            0x05 | ((15 - u) << 3), 0x28, 0x50, 0xC0 | ((acc & 7) << 3) | (s & 7)))
+
+    def evex_dot_broadcast(self, acc, u, base, disp):
+        """The same, s being 4 bytes of memory in every lane; a displacement byte counts 4 bytes."""
+        self.code += bytes((0x62, (0x52 if acc > 7 else 0xD2) ^ (0x20 if base > 7 else 0),
+                            0x05 | ((15 - u) << 3), 0x38, 0x50)) + _at(acc, base, disp, 4)
+
+    def rr(self, name, reg, rm, imm=None):
+        """An integer instruction on registers; reg may be a digit of the opcode."""
+        w, opcode, _ = _REX_ROWS[name]
+        rex = (w << 3) | (4 if reg > 7 else 0) | (1 if rm > 7 else 0)
+        if rex:
+            self.code.append(0x40 | rex)
+        self.code += opcode
+        self.code.append(0xC0 | ((reg & 7) << 3) | (rm & 7))
+        if imm is not None:
+            self.code += imm.to_bytes(4 if name.endswith(".32") else 1, "little", signed=imm < 0)
+
+    def rm(self, name, reg, base, disp):
+        """An integer instruction whose r/m is the memory at base + disp."""
+        w, opcode, _ = _REX_ROWS[name]
+        if name == "lock xadd":
+            self.code.append(0xF0)
+        rex = (w << 3) | (4 if reg > 7 else 0) | (1 if base > 7 else 0)
+        if rex or (name == "mov.mb" and reg > 3):        # without REX, 4..7 would be ah ch dh bh
+            self.code.append(0x40 | rex)
+        self.code += opcode + _at(reg, base, disp)
+
+    def store_word(self, reg, base, disp):
+        """mov word [base + disp], reg: prefix 66 before REX makes 16 bits of 32."""
+        self.code.append(0x66)
+        self.rm("mov.mr", reg, base, disp)
+
+    def mov_imm(self, d, n):
+        """Set integer register d to n in the shortest of the usual ways."""
+        if n == 0:
+            self.rr("xor.r", d, d)
+        elif 0 < n < 2**32:                                       # B8+r: clears the upper half
+            self.code += (b"\x41" if d > 7 else b"") + bytes((0xB8 | (d & 7),)) + n.to_bytes(4, "little")
+        elif -2**31 <= n < 0:
+            self.rr("mov.32", 0, d, n)
+        else:
+            self.code += bytes((0x49 if d > 7 else 0x48, 0xB8 | (d & 7)))
+            self.code += (n & (2**64 - 1)).to_bytes(8, "little")
+
+    def raw(self, text, data):
+        """An instruction that is always the same bytes."""
+        self.code += data
+
+    def push(self, r):
+        self.code += bytes((0x41, 0x50 | (r & 7)) if r > 7 else (0x50 | r,))
+
+    def pop(self, r):
+        self.code += bytes((0x41, 0x58 | (r & 7)) if r > 7 else (0x58 | r,))
+
+    def jump(self, how, label):
+        """Jump to a label if the flags of the last comparison say so, or always if how is None.
+
+        Always with 4 bytes of distance: a 1-byte form exists, but forward its use is a guess.
+        """
+        self.code += b"\xe9\0\0\0\0" if how is None else bytes((0x0F, 0x80 | CONDITION[how], 0, 0, 0, 0))
+        self.jumps.append((len(self.code) - 4, label))
+
+    def label(self, name):
+        self.labels[name] = len(self.code)
+
+    # Beginning and end of a kernel.
+
+    def begin(self, ints, vectors, calls):
+        """Save what the calling convention wants kept, and make room on the stack."""
+        self.saved = [r for r in _ABI[self.abi]["saved"] if r in ints]
+        self.saved_vecs = [v for v in _ABI[self.abi]["saved_vecs"] if v in vectors or calls]
+        self.saved_vecs = [v for v in self.saved_vecs if v in vectors]
+        for r in self.saved:
+            self.push(r)
+        self.shadow = 32 if self.abi == "win64" else 0
+        self.vec_area = self.shadow + 8 * _CALL_SLOTS if calls else 0
+        self.frame = self.vec_area + 16 * len(self.saved_vecs)
+        if calls and (self.frame + 8 * len(self.saved) + 8) % 16:
+            self.frame += 8                              # at a call, rsp is a multiple of 16
+        if self.frame:
+            _add_imm(self, RSP, RSP, -self.frame)
+        for i, v in enumerate(self.saved_vecs):
+            self.vvm("vmovdqu.mx", v, 0, RSP, self.vec_area + 16 * i)
+        self.vectors = vectors
+
+    def finish(self):
+        """Undo `begin`, return, lay down the constants, fill in distances; return the bytes."""
+        if self.vectors:
+            # Old SSE code in the caller is slow while upper halves are in use, so clear them all.
+            self.raw("vzeroupper", b"\xc5\xf8\x77")
+        for i, v in enumerate(self.saved_vecs):
+            self.vvm("vmovdqu.x", v, 0, RSP, self.vec_area + 16 * i)
+        if self.frame:
+            _add_imm(self, RSP, RSP, self.frame)
+        for r in reversed(self.saved):
+            self.pop(r)
+        self.raw("ret", b"\xc3")
+        self.n_code_bytes = len(self.code)
+        for data in sorted(self.constants, key=len, reverse=True):
+            self.code += bytes(-len(self.code) % len(data))
+            self.constants[data] = len(self.code)
+            self.code += data
+        for at, label in self.jumps:
+            self.code[at:at + 4] = struct.pack("<i", self.labels[label] - (at + 4))
+        for at, data in self.uses:
+            self.code[at:at + 4] = struct.pack("<i", self.constants[data] - (at + 4))
+        return bytes(self.code)
+
+
+def _at(reg, base, disp, unit=1):
+    """Return the bytes mod reg r/m and what follows, for the memory at base + disp.
+
+    unit: how many bytes a 1-byte displacement counts, other than 1 in the EVEX form only.
+    """
+    reg_rm = ((reg & 7) << 3) | (base & 7)
+    sib = b"\x24" if base & 7 == 4 else b""
+    if disp == 0 and base & 7 != 5:
+        return bytes((reg_rm,)) + sib
+    if disp % unit == 0 and -128 <= disp // unit <= 127:
+        return bytes((0x40 | reg_rm,)) + sib + bytes((disp // unit & 0xFF,))
+    return bytes((0x80 | reg_rm,)) + sib + struct.pack("<i", disp)
+
+
+# From here on, how each operation becomes instructions: the rows that `allocate` looks up.  A
+# function has the operation's operands, and after them its temporaries.  It must be right when
+# the destination is also a source.
+
+def _arith(name, commutes):
+    """Return the function for d = a op b, on an instruction that does d = d op b."""
+    def function(asm, d, a, b):
+        if d == b and d != a:
+            if commutes:
+                a, b = b, a
+            else:
+                asm.rr("mov", a, RAX)
+                asm.rr(name, b, RAX)
+                return asm.rr("mov", RAX, d)
+        if d != a:
+            asm.rr("mov", a, d)
+        asm.rr(name, b, d)
+    return function
+
+
+def _arith_imm(name, digit):
+    """Return the function for d = a op n, n a constant."""
+    def function(asm, d, a, n):
+        if d != a:
+            asm.rr("mov", a, d)
+        if -128 <= n <= 127:
+            asm.rr(name + ".8", digit, d, n)
+        elif -2**31 <= n < 2**31:
+            asm.rr(name + ".32", digit, d, n)
+        else:
+            asm.mov_imm(RAX, n)
+            asm.rr(name, RAX, d)
+    return function
+
+
+def _add_imm(asm, d, a, n):
+    """d = a + n: lea adds without touching its source, else the plain add."""
+    if d != a and -2**31 <= n < 2**31:
+        asm.rm("lea", d, a, n)
+    else:
+        _arith_imm("add", 0)(asm, d, a, n)
+
+
+def _mul_row(asm, d, a, b):
+    if d == b:
+        a, b = b, a
+    if d != a:
+        asm.rr("mov", a, d)
+    asm.rr("imul", d, b)
+
+
+def _mul_imm(asm, d, a, n):
+    if -2**31 <= n < 2**31:
+        asm.rr("imul.8" if -128 <= n <= 127 else "imul.32", d, a, n)
+    else:
+        asm.mov_imm(RAX, n)
+        asm.rr("imul", RAX, a)
+        asm.rr("mov", RAX, d)
+
+
+def _divide_row(result):
+    """div divides rdx:rax by its operand, into quotient rax and remainder rdx."""
+    def function(asm, d, a, b):
+        asm.push(RDX)
+        asm.push(b)
+        asm.rr("mov", a, RAX)
+        asm.rr("xor.r", RDX, RDX)
+        asm.rm("div", 6, RSP, 0)
+        if result == RDX:
+            asm.rr("mov", RDX, RAX)
+        asm.pop(RDX)                     # b, dropped
+        asm.pop(RDX)
+        asm.rr("mov", RAX, d)
+    return function
+
+
+def _extreme(move):
+    """min and max: keep a, and move b over it if the comparison says so."""
+    def function(asm, d, a, b):
+        asm.rr("mov", a, RAX)
+        asm.rr("cmp", b, RAX)
+        asm.rr(move, RAX, b)
+        asm.rr("mov", RAX, d)
+
+    def function_imm(asm, d, a, n):
+        asm.mov_imm(RAX, n)
+        asm.rr("cmp", a, RAX)
+        asm.rr(move, RAX, a)
+        asm.rr("mov", RAX, d)
+    return function, function_imm
+
+
+def _shift_int(name, digit):
+    def function(asm, d, a, n):
+        if d != a:
+            asm.rr("mov", a, d)
+        if n:
+            asm.rr(name, digit, d, n)
+    return function
+
+
+def _mov(asm, d, a):
+    if d != a:
+        asm.rr("mov", a, d)
+
+
+def _vmov(asm, d, a):
+    if d != a:
+        asm.vvv("vmovaps", d, 0, a)
+
+
+def _fetch_add_row(asm, d, base, x, disp):
+    asm.rr("mov", x, RAX)
+    asm.rm("lock xadd", RAX, base, disp)
+    asm.rr("mov", RAX, d)
+
+
+def _const(asm, d, data):
+    """Constants that are all 0 or 1 bits need no memory; repeated ones are stored once."""
+    if data == bytes(32):
+        asm.vvv("vpxor", d, d, d)
+    elif data == b"\xff" * 32:
+        asm.vvv("vpcmpeqd", d, d, d)
+    elif data == data[:4] * 8:
+        asm.vvc("vbroadcastss", d, 0, data[:4])
+    elif data == data[:16] * 2:
+        asm.vvc("vbroadcasti128", d, 0, data[:16])
+    else:
+        asm.vvc("vmovdqu", d, 0, data)
+
+
+def _three(name):
+    return (lambda asm, d, a, b: asm.vvv(name, d, a, b)), 0
+
+
+def _two(name):
+    return (lambda asm, d, a: asm.vvv(name, d, 0, a)), 0
+
+
+def _two_imm(name, imm):
+    return (lambda asm, d, a: asm.vvv(name, d, 0, a, imm)), 0
+
+
+def _shift_vector(name, digit):
+    return (lambda asm, d, a, n: asm.vvv(name, digit, d, a, n)), 0
+
+
+def _vload(name):
+    return (lambda asm, d, base, disp: asm.vvm(name, d, 0, base, disp)), 0
+
+
+def _vstore(name):
+    return (lambda asm, base, v, disp: asm.vvm(name, v, 0, base, disp)), 0
+
+
+def _load_int_row(name):
+    return (lambda asm, d, base, disp: asm.rm(name, d, base, disp)), 0
+
+
+def _store_int_row(name):
+    return (lambda asm, base, x, disp: asm.rm(name, x, base, disp)), 0
+
+
+_LANE_NUMBERS = struct.pack("<8i", *range(8))
+
+
+def _first_lanes_mask(asm, d, n):
+    """d = all ones in the lanes i < n."""
+    asm.vvv("vmovd", d, 0, n)
+    asm.vvv("vpbroadcastd", d, 0, d)
+    asm.vvc("vpcmpgtd", d, d, _LANE_NUMBERS)
+
+
+def _load_first_row(asm, d, base, n, disp):
+    _first_lanes_mask(asm, d, n)
+    asm.vvm("vmaskmovps", d, d, base, disp)
+
+
+def _store_first_row(asm, base, v, n, disp, t):
+    _first_lanes_mask(asm, t, n)
+    asm.vvm("vmaskmovps.m", v, t, base, disp)
+
+
+def _load_i32_at(asm, d, base, disps, t):
+    """Two halves of four: the first dword clears its register, the others are inserted."""
+    for half, v in ((disps[:4], d), (disps[4:], t)):
+        asm.vvm("vmovd", v, 0, base, half[0])
+        for lane in (1, 2, 3):
+            asm.vvm("vpinsrd", v, v, base, half[lane], lane)
+    asm.vvv("vinserti128", d, d, t, 1)
+
+
+def _splat_i32(asm, d, x):
+    asm.vvv("vmovd", d, 0, x)
+    asm.vvv("vpbroadcastd", d, 0, d)
+
+
+def _insert_i32_row(asm, d, v, x, lane, t):
+    _splat_i32(asm, t, x)
+    asm.vvv("vpblendd", d, v, t, 1 << lane)
+
+
+def _extract_i32(asm, d, v, lane, t):
+    if lane > 3:
+        asm.vvv("vextracti128", v, 0, t, 1)
+        v = t
+    if lane & 3:
+        asm.vvv("vpextrd", v, 0, d, lane & 3)
+    else:
+        asm.vvv("vmovd.r", v, 0, d)
+    asm.rr("movsxd", d, d)
+
+
+def _broadcast_lane(asm, d, v, lane):
+    asm.vvv("vpshufd", d, 0, v, (lane & 3) * 0b01010101)      # that lane of its half, four times
+    asm.vvv("vpermq", d, 0, d, 0xEE if lane > 3 else 0x44)    # then that half twice
+
+
+def _hsum_f32_row(asm, d, a, t):
+    asm.vvv("vhaddps", d, a, a)
+    asm.vvv("vhaddps", d, d, d)
+    asm.vvv("vperm2f128", t, d, d, 1)
+    asm.vvv("vaddps", d, d, t)
+
+
+def _fold_row(name):
+    """The function for a fold over all lanes: by halves, by pairs, by neighbours."""
+    def function(asm, d, a, t):
+        asm.vvv("vperm2i128", t, a, a, 1)
+        asm.vvv(name, d, a, t)
+        for order in (0b01_00_11_10, 0b10_11_00_01):
+            asm.vvv("vpshufd", t, 0, d, order)
+            asm.vvv(name, d, d, t)
+    return function, 1
+
+
+def _load_bf16x8(asm, d, base, disp):
+    asm.vvm("vpmovzxwd", d, 0, base, disp)
+    asm.vvv("vpslld", 6, d, d, 16)
+
+
+def _store_i32_as_i8(asm, base, v, disp, t):
+    asm.vvv("vextracti128", v, 0, t, 1)
+    asm.vvv("vpackssdw.x", t, v, t)
+    asm.vvv("vpacksswb.x", t, t, t)
+    asm.vvm("vmovq.m", t, 0, base, disp)
+
+
+def _extend(name):
+    def function(asm, d, a, half):
+        if half:
+            asm.vvv("vextracti128", a, 0, d, 1)
+        asm.vvv(name, d, 0, d if half else a)
+    return function, 0
+
+
+# The dot products.  Before VNNI: vpmaddubsw multiplies u8 by i8 and adds pairs into i16, which
+# does not overflow under the conditions of 5.1; vpmaddwd by ones adds pairs into i32.  Bytes that
+# are signed on both sides give their sign to the other side first.
+_ONES_I16 = struct.pack("<16h", *[1] * 16)
+
+
+def _dot4_us_avx2(asm, acc, u, s, t):
+    asm.vvv("vpmaddubsw", t, u, s)
+    asm.vvc("vpmaddwd", t, t, _ONES_I16)
+    asm.vvv("vpaddd", acc, acc, t)
+
+
+def _dot4_us_m_avx2(asm, acc, u, base, disp, t):
+    asm.vvm("vpbroadcastd", t, 0, base, disp)
+    _dot4_us_avx2(asm, acc, u, t, t)
+
+
+def _dot4_us_m_avxvnni(asm, acc, u, base, disp, t):
+    asm.vvm("vpbroadcastd", t, 0, base, disp)
+    asm.vvv("vpdpbusd", acc, u, t)
+
+
+def _dot4_ss(dot):
+    def function(asm, acc, a, b, t, t2):
+        asm.vvv("vpsignb", t, b, a)
+        asm.vvv("vpabsb", t2, 0, a)
+        dot(asm, acc, t2, t, t)
+    return function, 2
+
+
+def _compare(asm, a, b):
+    asm.rr("cmp", b, a)
+
+
+def _compare_imm(asm, a, n):
+    if n == 0:
+        asm.rr("test", a, a)
+    elif -2**31 <= n < 2**31:
+        asm.rr("cmp.8" if -128 <= n <= 127 else "cmp.32", 7, a, n)
+    else:
+        asm.mov_imm(RAX, n)
+        asm.rr("cmp", RAX, a)
+
+
+_OPPOSITE = {"<": ">=", ">=": "<", "<=": ">", ">": "<=", "==": "!=", "!=": "=="}
+
+
+def _loop(asm, count, block):
+    asm.rr("test", count, count)
+    asm.jump("<=", ("end", block))
+    asm.label(("top", block))
+
+
+def _endloop(asm, count, block):
+    asm.rr("sub.8", 5, count, 1)
+    asm.jump(">", ("top", block))
+    asm.label(("end", block))
+
+
+def _else(asm, block):
+    asm.jump(None, ("end", block))
+    asm.label(("else", block))
+
+
+def _branches(compare):
+    """Return the functions for if, while and endwhile."""
+    def if_(asm, a, how, b, block):
+        compare(asm, a, b)
+        asm.jump(_OPPOSITE[how], ("end" if asm.blocks[block][1] is None else "else", block))
+
+    def while_(asm, a, how, b, block):
+        compare(asm, a, b)
+        asm.jump(_OPPOSITE[how], ("end", block))
+        asm.label(("top", block))
+
+    def endwhile(asm, a, how, b, block):
+        compare(asm, a, b)
+        asm.jump(how, ("top", block))
+        asm.label(("end", block))
+    return if_, while_, endwhile
+
+
+def _call(asm, address, a, b, c, live):
+    """Call a C function of three arguments; registers that it may change wait on the stack."""
+    slot = asm.shadow
+    kept = [r for r in live if r not in _ABI[asm.abi]["saved"]]
+    for i, r in enumerate((a, b, c, *kept)):
+        asm.rm("mov.mq", r, RSP, slot + 8 * i)
+    asm.rr("mov", address, RAX)
+    for i, r in enumerate(asm.parameters):
+        asm.rm("mov.q", r, RSP, slot + 8 * i)
+    asm.raw("vzeroupper", b"\xc5\xf8\x77")
+    asm.raw("call rax", b"\xff\xd0")
+    for i, r in enumerate(kept):
+        asm.rm("mov.q", r, RSP, slot + 8 * (i + 3))
+
+
+def _x86_rows(isa):
+    """Return the table operation -> (function, number of temporaries) of an instruction set."""
+    def plain(function, n_temps=0):
+        return function, n_temps
+
+    rows = {
+        "imm": plain(lambda asm, d, n: asm.mov_imm(d, _i64(n))), "mov": plain(_mov),
+        "add": plain(_arith("add", True)), "add_imm": plain(_add_imm),
+        "sub": plain(_arith("sub", False)),
+        "sub_imm": plain(lambda asm, d, a, n: _add_imm(asm, d, a, _i64(-n))),
+        "mul": plain(_mul_row), "mul_imm": plain(_mul_imm),
+        "div": plain(_divide_row(RAX)), "rem": plain(_divide_row(RDX)),
+        "iand": plain(_arith("and", True)), "iand_imm": plain(_arith_imm("and", 4)),
+        "ior": plain(_arith("or", True)), "ior_imm": plain(_arith_imm("or", 1)),
+        "ixor": plain(_arith("xor", True)), "ixor_imm": plain(_arith_imm("xor", 6)),
+        "shl": plain(_shift_int("shl", 4)), "shr": plain(_shift_int("shr", 5)),
+        "sar": plain(_shift_int("sar", 7)),
+        "load_i64": _load_int_row("mov.q"), "load_i32": _load_int_row("movsxd"),
+        "load_u32": _load_int_row("mov.r"), "load_i16": _load_int_row("movsx.w"),
+        "load_u16": _load_int_row("movzx.w"), "load_i8": _load_int_row("movsx.b"),
+        "load_u8": _load_int_row("movzx.b"),
+        "store_i64": _store_int_row("mov.mq"), "store_i32": _store_int_row("mov.mr"),
+        "store_i16": plain(lambda asm, base, x, disp: asm.store_word(x, base, disp)),
+        "store_i8": _store_int_row("mov.mb"),
+        # Loads and stores of aligned 64 bits are atomic and ordered as acquire and release.
+        "load_acquire": _load_int_row("mov.q"), "store_release": _store_int_row("mov.mq"),
+        "fetch_add": plain(_fetch_add_row),
+        "pause": plain(lambda asm: asm.raw("pause", b"\xf3\x90")),
+        "prefetch": plain(lambda asm, base, disp: asm.rm("prefetcht0", 1, base, disp)),
+        "call": plain(_call),
+        "loop": plain(_loop), "endloop": plain(_endloop), "else": plain(_else),
+        "endif": plain(lambda asm, block: asm.label(("end", block))),
+
+        "const": plain(_const), "vmov": plain(_vmov),
+        "vload": _vload("vmovdqu"), "vstore": _vstore("vmovdqu.m"),
+        "vand": _three("vpand"), "vor": _three("vpor"), "vxor": _three("vpxor"),
+        "vandnot": _three("vpandn"),
+        "select": plain(lambda asm, d, mask, yes, no: asm.vvv("vpblendvb", d, no, yes, mask << 4)),
+        "load_i8x16": _vload("vmovdqu.x"), "load_i8x8": _vload("vmovq"),
+        "load_f32": _vload("vmovss"), "store_i8x16": _vstore("vmovdqu.mx"),
+        "store_i8x8": _vstore("vmovq.m"), "store_f32": _vstore("vmovss.m"),
+        "load_high": plain(lambda asm, d, v, base, disp: asm.vvm("vinserti128", d, v, base, disp, 1)),
+        "load_f32_n": plain(_load_first_row), "load_i32_n": plain(_load_first_row),
+        "store_f32_n": plain(_store_first_row, 1), "store_i32_n": plain(_store_first_row, 1),
+        "load_i32_at": plain(_load_i32_at, 1),
+        "broadcast_i8x16": _vload("vbroadcasti128"), "broadcast_i64x4": _vload("vpbroadcastq"),
+        "broadcast_f32x8": _vload("vbroadcastss"), "broadcast_i32x8": _vload("vpbroadcastd"),
+        "broadcast_i16x16": _vload("vpbroadcastw"), "broadcast_i8x32": _vload("vpbroadcastb"),
+        "splat_i32": plain(_splat_i32), "broadcast_lane": plain(_broadcast_lane),
+        "extract_i32": plain(_extract_i32, 1), "insert_i32": plain(_insert_i32_row, 1),
+
+        "add_f32": _three("vaddps"), "sub_f32": _three("vsubps"), "mul_f32": _three("vmulps"),
+        "div_f32": _three("vdivps"), "min_f32": _three("vminps"), "max_f32": _three("vmaxps"),
+        "sqrt_f32": _two("vsqrtps"), "round_f32": _two_imm("vroundps", 8),
+        "floor_f32": _two_imm("vroundps", 9),
+        "cmp_f32": plain(lambda asm, d, a, how, b: asm.vvv("vcmpps", d, a, b, PREDICATE[how])),
+        "i32_to_f32": _two("vcvtdq2ps"), "f32_to_i32": _two("vcvtps2dq"),
+        "hadd_f32": _three("vhaddps"), "hsum_f32": plain(_hsum_f32_row, 1),
+        "hmax_f32": _fold_row("vmaxps"), "load_f16x8": _vload("vcvtph2ps"),
+        "load_bf16x8": plain(_load_bf16x8),
+        "store_f16x8": plain(lambda asm, base, v, disp: asm.vvm("vcvtps2ph", v, 0, base, disp, 0)),
+
+        "add_i32": _three("vpaddd"), "sub_i32": _three("vpsubd"), "mul_i32": _three("vpmulld"),
+        "min_i32": _three("vpminsd"), "max_i32": _three("vpmaxsd"), "max_u32": _three("vpmaxud"),
+        "abs_i32": _two("vpabsd"), "shl_i32": _shift_vector("vpslld", 6),
+        "shr_i32": _shift_vector("vpsrld", 2), "sar_i32": _shift_vector("vpsrad", 4),
+        "shlv_i32": _three("vpsllvd"), "shrv_i32": _three("vpsrlvd"),
+        "cmpeq_i32": _three("vpcmpeqd"), "cmpgt_i32": _three("vpcmpgtd"),
+        "hsum_i32": _fold_row("vpaddd"), "hmax_u32": _fold_row("vpmaxud"),
+        "widen_i8x8": _vload("vpmovsxbd"), "widen_u8x8": _vload("vpmovzxbd"),
+        "widen_i16x8": _vload("vpmovsxwd"), "widen_u16x8": _vload("vpmovzxwd"),
+        "store_i32_as_i8": plain(_store_i32_as_i8, 1),
+
+        "add_i16": _three("vpaddw"), "sub_i16": _three("vpsubw"), "mul_i16": _three("vpmullw"),
+        "shl_i16": _shift_vector("vpsllw", 6), "shr_i16": _shift_vector("vpsrlw", 2),
+        "sar_i16": _shift_vector("vpsraw", 4),
+        "widen_i8x16": _vload("vpmovsxbw"), "widen_u8x16": _vload("vpmovzxbw"),
+        "extend_i8": _extend("vpmovsxbw"), "extend_u8": _extend("vpmovzxbw"),
+        "extend_i16": _extend("vpmovsxwd"), "extend_u16": _extend("vpmovzxwd"),
+        "madd": _three("vpmaddwd"),
+
+        "add_i8": _three("vpaddb"), "sub_i8": _three("vpsubb"), "min_u8": _three("vpminub"),
+        "max_u8": _three("vpmaxub"), "abs_i8": _two("vpabsb"), "sign_i8": _three("vpsignb"),
+        "cmpeq_i8": _three("vpcmpeqb"), "cmpgt_i8": _three("vpcmpgtb"),
+        "shuffle_i8": _three("vpshufb"),
+
+        "shuffle_i32": plain(lambda asm, d, a, order: asm.vvv(
+            "vpshufd", d, 0, a, order[0] | order[1] << 2 | order[2] << 4 | order[3] << 6)),
+        "blend_i32": plain(lambda asm, d, a, b, bits: asm.vvv("vpblendd", d, a, b, bits)),
+        "halves": plain(lambda asm, d, a, b, low, high: asm.vvv("vperm2i128", d, a, b, low | high << 4)),
+    }
+    rows["min"], rows["min_imm"] = map(plain, _extreme("cmovg"))
+    rows["max"], rows["max_imm"] = map(plain, _extreme("cmovl"))
+    rows["if"], rows["while"], rows["endwhile"] = map(plain, _branches(_compare))
+    rows["if_imm"], rows["while_imm"], rows["endwhile_imm"] = map(plain, _branches(_compare_imm))
+    for part, letter in (("lo", "l"), ("hi", "h")):
+        for lane, name in (("i8", "bw"), ("i16", "wd"), ("i32", "dq"), ("i64", "qdq")):
+            rows[f"unpack_{part}_{lane}"] = _three(f"vpunpck{letter}{name}")
+    if isa == "avx2":
+        rows["dot4_us"], rows["dot4_us_m"] = (_dot4_us_avx2, 1), (_dot4_us_m_avx2, 1)
+        rows["dot4_ss"] = _dot4_ss(_dot4_us_avx2)
+    elif isa == "avxvnni":
+        rows["dot4_us"], rows["dot4_us_m"] = _three("vpdpbusd"), (_dot4_us_m_avxvnni, 1)
+        rows["dot4_ss"] = _dot4_ss(lambda asm, acc, u, s, _: asm.vvv("vpdpbusd", acc, u, s))
+    else:
+        rows["dot4_us"] = plain(lambda asm, acc, u, s: asm.evex_dot(acc, u, s))
+        rows["dot4_us_m"] = plain(lambda asm, acc, u, base, disp: asm.evex_dot_broadcast(acc, u, base, disp))
+        rows["dot4_ss"] = _dot4_ss(lambda asm, acc, u, s, _: asm.evex_dot(acc, u, s))
+    return rows
+
+
+_X86_ROWS = {isa: _x86_rows(isa) for isa in ("avx2", "vnni", "avxvnni")}
+ENCODERS.update(avx2=X86, vnni=X86, avxvnni=X86)
 
 
 # ---------------------------------------------------------------------------------------
@@ -949,6 +1736,294 @@ def _emit(kernel, encoder):
 
 # ---------------------------------------------------------------------------------------
 # 5.4 Executable memory
+#
+# A processor refuses to run bytes from ordinary memory, since most attacks begin by making it do
+# so.  Memory for code is asked from the system as writable, filled, and then changed to readable
+# and executable; it is never both writable and executable.  Some systems refuse even that; then
+# a reason is returned, and the caller runs in plain Python.
+#
+#     Linux, macOS on Intel   mmap, write, mprotect
+#     macOS on arm64          mmap with MAP_JIT, whose pages are writable or executable by turns,
+#                             per thread: pthread_jit_write_protect_np
+#     Windows                 VirtualAlloc, write, VirtualProtect
+#
+# arm64 fetches instructions through a cache that does not see writes: it must be told.
+# Which instructions there are, is asked from the processor (x86-64) or from the system (arm64).
+# Sources: mmap(2), mprotect(2); Apple, "Porting just-in-time compilers to Apple silicon";
+# Microsoft, VirtualProtect; Intel SDM 1, 14.3 and 2A, CPUID; Linux, arm64/elf_hwcaps.rst.
+
+_PROT_READ, _PROT_WRITE, _PROT_EXEC = 1, 2, 4              # the same on Linux and macOS
+_MAP_PRIVATE, _MAP_JIT = 2, 0x800
+_MAP_ANONYMOUS = 0x1000 if sys.platform == "darwin" else 0x20
+_MEM_COMMIT_RESERVE, _MEM_RELEASE = 0x3000, 0x8000         # Windows
+_PAGE_READWRITE, _PAGE_EXECUTE_READ = 4, 0x20
+_MACHINE = {"amd64": "x86-64", "x86_64": "x86-64", "arm64": "arm64", "aarch64": "arm64"}.get(
+    platform.machine().lower())
+
+KERNEL_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+
+
+def _foreign(library, name, result, *arguments):
+    """Return the C function `name` with its types; ctypes would guess int and cut an address."""
+    function = getattr(library, name)
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+class _Posix:
+    """Pages by mmap.  Each method raises OSError where the system refuses."""
+
+    def __init__(self):
+        c, address, size = ctypes, ctypes.c_void_p, ctypes.c_size_t
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.mmap = _foreign(libc, "mmap", address, address, size, c.c_int, c.c_int, c.c_int, c.c_long)
+        self.mprotect = _foreign(libc, "mprotect", c.c_int, address, size, c.c_int)
+        self.munmap = _foreign(libc, "munmap", c.c_int, address, size)
+        self.jit = sys.platform == "darwin" and _MACHINE == "arm64"
+        if self.jit:
+            self.write_protect = _foreign(libc, "pthread_jit_write_protect_np", None, c.c_int)
+            self.flush = _foreign(libc, "sys_icache_invalidate", None, address, size)
+
+    def place(self, data):
+        """Return the address of fresh pages that hold data and can be executed."""
+        writable = _PROT_READ | _PROT_WRITE
+        address = self.mmap(None, len(data), writable | _PROT_EXEC if self.jit else writable,
+                            _MAP_PRIVATE | _MAP_ANONYMOUS | (_MAP_JIT if self.jit else 0), -1, 0)
+        if address in (None, ctypes.c_void_p(-1).value):
+            raise OSError(f"mmap: {os.strerror(ctypes.get_errno())}")
+        if self.jit:
+            self.write_protect(0)
+            ctypes.memmove(address, data, len(data))
+            self.write_protect(1)
+            self.flush(address, len(data))
+            return address
+        ctypes.memmove(address, data, len(data))
+        if _MACHINE == "arm64":
+            _clear_cache(address, len(data))
+        if self.mprotect(address, len(data), _PROT_READ | _PROT_EXEC):
+            error = os.strerror(ctypes.get_errno())
+            self.munmap(address, len(data))
+            raise OSError(f"mprotect: {error}")
+        return address
+
+    def free(self, address, n_bytes):
+        self.munmap(address, n_bytes)
+
+
+def _clear_cache(address, n_bytes):
+    """Make arm64 Linux fetch what was written, by the compiler's helper for it.
+
+    Where no libgcc is found, the kernel's own care must do: it clears the cache of a page when
+    the page becomes executable for the first time, which is the next step here.
+    Source: Linux, arch/arm64/mm/flush.c, __sync_icache_dcache.
+    """
+    try:
+        clear = _foreign(ctypes.CDLL("libgcc_s.so.1"), "__clear_cache", None,
+                         ctypes.c_void_p, ctypes.c_void_p)
+    except (OSError, AttributeError):
+        return
+    clear(address, address + n_bytes)
+
+
+class _Windows:
+    """Pages by VirtualAlloc."""
+
+    def __init__(self):
+        c, address, size = ctypes, ctypes.c_void_p, ctypes.c_size_t
+        dll = ctypes.WinDLL("kernel32", use_last_error=True)
+        self.alloc = _foreign(dll, "VirtualAlloc", address, address, size, c.c_uint32, c.c_uint32)
+        self.protect = _foreign(dll, "VirtualProtect", c.c_int, address, size, c.c_uint32,
+                                c.POINTER(c.c_uint32))
+        self.virtual_free = _foreign(dll, "VirtualFree", c.c_int, address, size, c.c_uint32)
+        self.process = _foreign(dll, "GetCurrentProcess", address)
+        self.flush = _foreign(dll, "FlushInstructionCache", c.c_int, address, address, size)
+
+    def place(self, data):
+        address = self.alloc(None, len(data), _MEM_COMMIT_RESERVE, _PAGE_READWRITE)
+        if not address:
+            raise OSError(f"VirtualAlloc: error {ctypes.get_last_error()}")
+        ctypes.memmove(address, data, len(data))
+        if not self.protect(address, len(data), _PAGE_EXECUTE_READ, ctypes.byref(ctypes.c_uint32())):
+            error = ctypes.get_last_error()
+            self.free(address, len(data))
+            raise OSError(f"VirtualProtect: error {error}")
+        self.flush(self.process(), address, len(data))
+        return address
+
+    def free(self, address, n_bytes):
+        self.virtual_free(address, 0, _MEM_RELEASE)
+
+
+class Code:
+    """Machine code in executable memory.  addresses: where each piece begins.
+
+    Not freed by itself: `close` it when nothing can call it any more.
+    """
+
+    def __init__(self, system, address, n_bytes, addresses):
+        self._system, self._address, self._n_bytes = system, address, n_bytes
+        self.addresses = addresses
+
+    def function(self, i):
+        """Return piece i as a Python callable of (args address, chunk, scratch address)."""
+        return KERNEL_FUNCTION(self.addresses[i])
+
+    def close(self):
+        if self._address is not None:
+            self._system.free(self._address, self._n_bytes)
+        self._address = None
+
+
+def place_code(pieces):
+    """Put pieces of machine code (bytes) into executable memory; return (Code, None).
+
+    Where that is impossible, (None, reason), the reason being half a sentence for the user.
+    """
+    data, offsets = bytearray(), []
+    for piece in pieces:
+        data += bytes(-len(data) % 64)                     # each begins at a cache line
+        offsets.append(len(data))
+        data += piece
+    try:
+        system = _Windows() if sys.platform == "win32" else _Posix()
+        address = system.place(bytes(data))
+    except (OSError, AttributeError) as error:
+        return None, f"the system refuses executable memory ({error})"
+    return Code(system, address, len(data), [address + offset for offset in offsets]), None
+
+
+def compile_kernels(kernels, isa):
+    """Encode kernels for this machine; return (Code, None) or (None, reason)."""
+    return place_code([encode(kernel, isa) for kernel in kernels])
+
+
+def host_abi():
+    """Return the name of this machine's calling convention."""
+    return "aapcs64" if _MACHINE == "arm64" else "win64" if sys.platform == "win32" else "sysv"
+
+
+def features_x86(cpuid, read_xcr0):
+    """Return the names of the instruction sets that may be used, best first.
+
+    cpuid: function of (leaf, subleaf) -> (eax, ebx, ecx, edx).  read_xcr0: function -> int.
+    What cpuid claims is not enough: the system must also save the registers when it switches
+    threads, and says so in XCR0.  Reading that is itself an instruction that may not be allowed.
+    """
+    def bit(register, n):
+        return register >> n & 1
+
+    highest_leaf = cpuid(0, 0)[0]
+    if highest_leaf < 7:
+        return []
+    ecx1 = cpuid(1, 0)[2]
+    highest_7, ebx7, ecx7, _ = cpuid(7, 0)
+    osxsave, avx, f16c, avx2 = bit(ecx1, 27), bit(ecx1, 28), bit(ecx1, 29), bit(ebx7, 5)
+    if not (osxsave and avx and f16c and avx2):
+        return []
+    xcr0 = read_xcr0()
+    if xcr0 & 0b110 != 0b110:                              # xmm, upper halves of ymm
+        return []
+    found = ["avx2"]
+    if highest_7 >= 1 and bit(cpuid(7, 1)[0], 4):
+        found.insert(0, "avxvnni")
+    avx512f, avx512vl, avx512_vnni = bit(ebx7, 16), bit(ebx7, 31), bit(ecx7, 11)
+    if avx512f and avx512vl and avx512_vnni and xcr0 & 0b11100110 == 0b11100110:
+        found.insert(0, "vnni")
+    return found
+
+
+def _cpuid_code(abi):
+    """Return code for cpuid: args[0..1] are leaf and subleaf, eax ebx ecx edx go to args[2..5]."""
+    asm = X86("avx2", abi)
+    asm.begin({RBX}, (), False)
+    asm.rr("mov", asm.parameters[0], R10)
+    asm.rm("mov.r", RAX, R10, 0)
+    asm.rm("mov.r", RCX, R10, 8)
+    asm.raw("cpuid", b"\x0f\xa2")
+    for i, r in enumerate((RAX, RBX, RCX, RDX)):
+        asm.rm("mov.mr", r, R10, 16 + 8 * i)
+    return asm.finish()
+
+
+def _xgetbv_code(abi):
+    """Return code for xgetbv: the low half of XCR0 goes to args[0]."""
+    asm = X86("avx2", abi)
+    asm.begin((), (), False)
+    asm.rr("mov", asm.parameters[0], R10)
+    asm.rr("xor.r", RCX, RCX)
+    asm.raw("xgetbv", b"\x0f\x01\xd0")
+    asm.rm("mov.mr", RAX, R10, 0)
+    return asm.finish()
+
+
+def _ask_x86():
+    """Return (names of instruction sets, reason): the processor's own answer."""
+    code, reason = place_code([_cpuid_code(host_abi()), _xgetbv_code(host_abi())])
+    if code is None:
+        return [], reason
+
+    def cpuid(leaf, subleaf):
+        args = (ctypes.c_int64 * 6)(leaf, subleaf)
+        code.function(0)(ctypes.addressof(args), 0, None)
+        return tuple(args[2:])
+
+    def read_xcr0():
+        args = (ctypes.c_int64 * 1)()
+        code.function(1)(ctypes.addressof(args), 0, None)
+        return args[0]
+
+    found = features_x86(cpuid, read_xcr0)
+    code.close()
+    return found, None if found else "the processor or the system lacks AVX2 and F16C"
+
+
+def _ask_arm64():
+    """Return (names of instruction sets, reason).  Every arm64 processor has NEON."""
+    c = ctypes
+    if sys.platform == "linux":
+        getauxval = _foreign(c.CDLL(None), "getauxval", c.c_ulong, c.c_ulong)
+        dot = getauxval(16) >> 20 & 1                      # AT_HWCAP, HWCAP_ASIMDDP
+    elif sys.platform == "darwin":
+        sysctl = _foreign(c.CDLL(None), "sysctlbyname", c.c_int, c.c_char_p, c.c_void_p, c.c_void_p,
+                          c.c_void_p, c.c_size_t)
+        value, size = c.c_int(), c.c_size_t(4)
+        status = sysctl(b"hw.optional.arm.FEAT_DotProd", c.byref(value), c.byref(size), None, 0)
+        dot = status == 0 and value.value
+    elif sys.platform == "win32":
+        present = _foreign(c.WinDLL("kernel32"), "IsProcessorFeaturePresent", c.c_int, c.c_uint32)
+        dot = present(43)                                  # PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
+    else:
+        dot = False
+    return (["neon_dot"] if dot else []) + ["neon"], None
+
+
+@functools.lru_cache(None)
+def host_instruction_sets():
+    """Return (names of the instruction sets that kernels may use here, best first; reason if none)."""
+    if ctypes.sizeof(ctypes.c_void_p) != 8 or sys.byteorder != "little" or _MACHINE is None:
+        return [], f"no code generator for this machine ({platform.machine()}, " \
+                   f"{8 * ctypes.sizeof(ctypes.c_void_p)}-bit Python)"
+    found, reason = _ask_x86() if _MACHINE == "x86-64" else _ask_arm64()
+    found = [isa for isa in found if isa in ENCODERS]
+    return found, reason if found or reason else "no code generator for this machine"
+
+
+def choose_isa(environ):
+    """Return (instruction set, None), or (None, why plain Python is used).
+
+    KSHIPRA_ISA in environ chooses one that is not above what the processor has, or "python".
+    """
+    wanted = environ.get("KSHIPRA_ISA")
+    if wanted == "python":
+        return None, "KSHIPRA_ISA=python"
+    found, reason = host_instruction_sets()
+    if not wanted or not found:
+        return (found[0], None) if found else (None, reason)
+    for isa in found:
+        if wanted == isa or (wanted == "vnni" and isa == "avxvnni"):
+            return isa, None
+    raise KshipraError(f"KSHIPRA_ISA={wanted!r}: this machine offers {', '.join(found)} and python; "
+                       "choose one of these, or leave it unset")
 
 
 # ---------------------------------------------------------------------------------------
