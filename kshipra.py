@@ -3835,6 +3835,13 @@ def open_checkpoint(path):
     return GGUF(path)
 
 
+def tokenizer_of(checkpoint):
+    """Return the Tokenizer that a checkpoint carries."""
+    if isinstance(checkpoint, GGUF):
+        return tokenizer_from_gguf(checkpoint.metadata, checkpoint.path)
+    return tokenizer_from_hf(checkpoint.path)
+
+
 def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", page_size=None):
     """Load a model.
 
@@ -3847,7 +3854,7 @@ def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", p
     if device not in DEVICES:
         raise KshipraError(f"device {device!r} is unknown; use one of {', '.join(DEVICES)}")
     checkpoint = open_checkpoint(path)
-    tokenizer = checkpoint_tokenizer(checkpoint)
+    tokenizer = tokenizer_of(checkpoint)
     return Model(checkpoint, tokenizer, Reference(), ctx_size=ctx_size, kv_type=kv_type,
                  page_size=page_size)
 
