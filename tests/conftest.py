@@ -35,7 +35,7 @@ def unpacked(name, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def formats(tmp_path_factory):
-    """dequant/TYPE.blocks.bin, TYPE.f32.bin; quantize/input.f32.bin, TYPE.bin: see test_numbers."""
+    """dequant/TYPE.blocks.bin and TYPE.f32.bin, quantize/input.f32.bin and TYPE.bin."""
     return unpacked("formats", tmp_path_factory)
 
 

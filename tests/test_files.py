@@ -102,8 +102,9 @@ def test_a_tensor_of_the_wrong_size_is_refused():
 
 METADATA = {"general.architecture": "llama", "x.u32": 7, "x.negative": -7, "x.u64": 1 << 40,
             "x.i64": -1 << 40, "x.float": 0.5, "x.true": True, "x.false": False,
-            "x.text": "köşe 😀", "x.strings": ["a", "", "é", b"\xff\xfe"], "x.bools": [True, False],
-            "x.ints": [1, 2], "x.floats": [0.5, 2.0], "x.bytes": array("B", [1, 2, 3]),
+            "x.text": "köşe 😀", "x.strings": ["a", "", "é", b"\xff\xfe"],
+            "x.bools": [True, False], "x.ints": [1, 2], "x.floats": [0.5, 2.0],
+            "x.bytes": array("B", [1, 2, 3]),
             "x.doubles": array("d", [0.1]), "x.none": []}
 
 
@@ -127,7 +128,8 @@ def test_gguf_reads_what_was_written(tmp_path):
     assert file.metadata["x.strings"].raw() == [b"a", b"", "é".encode(), b"\xff\xfe"]
     assert file.metadata["x.strings"][1:3] == ["", "é"]
     for before, after in zip(made, file.tensors.values()):
-        assert (after.name, after.format, after.shape) == (before.name, before.format, before.shape)
+        assert (after.name, after.format) == (before.name, before.format)
+        assert after.shape == before.shape
         assert after.data == before.data and after.offset % 32 == 0
         with open(path, "rb") as raw:
             raw.seek(after.offset)
@@ -246,6 +248,11 @@ def gguf(**parts):
     return lambda: GGUF("x.gguf", raw_gguf(**parts))
 
 
+def strings(n, *lengths):
+    """A GGUF with an array of n strings, these their lengths and their bytes not there."""
+    return gguf(pairs=[(b"k", 9, struct.pack(f"<IQ{len(lengths)}Q", 8, n, *lengths))])
+
+
 def test_a_gguf_by_hand_is_read():
     file = gguf(infos=ONE, data=floats(8).tobytes(), pairs=[(b"k", 0, b"\x05")])()
     assert file.tensors["a"].floats() == floats(8) and file.metadata == {"k": 5}
@@ -266,9 +273,9 @@ def test_a_gguf_by_hand_is_read():
     (gguf(pairs=[(b"k", 9, struct.pack("<IQ", 9, 1) + bytes(12))]), "array of element type 9"),
     (gguf(pairs=[(b"k", 9, struct.pack("<IQ", 8, 1 << 63))]), "has 9223372036854775808 elements"),
     (gguf(pairs=[(b"k", 9, struct.pack("<IQ", 4, 1 << 62))]), "has 4611686018427387904 elements"),
-    (gguf(pairs=[(b"k", 9, struct.pack("<IQQ", 8, 2, 1 << 62) + bytes(8))]), "runs past the end"),
-    (gguf(pairs=[(b"k", 9, struct.pack("<IQQ", 8, 2, (1 << 64) - 1) + bytes(8))]), "string 1 of 2"),
-    (gguf(pairs=[(b"k", 9, struct.pack("<IQQ", 8, 1, 500))]), "string 1 of 1 runs past the end"),
+    (strings(2, 0, 1 << 62), "string 1 of 2 runs past the end"),
+    (strings(2, (1 << 64) - 1, 0), "string 0 of 2 runs past the end"),
+    (strings(1, 500), "string 0 of 1 runs past the end"),
     (gguf(pairs=[(b"k", 8, struct.pack("<Q", 1 << 62))]), "key 'k' needs 4611686018427387904"),
     (gguf(pairs=[(b"k", 13, b"")]), "value type 13"),
     (gguf(n_pairs=1 << 63), "metadata key count 9223372036854775808"),
@@ -412,7 +419,7 @@ def test_a_sharded_directory_is_merged(tmp_path):
     assert HFDirectory(place).generation_config == {"eos_token_id": 2}
 
 
-@pytest.mark.parametrize("shard", ["../x.safetensors", "/etc/x", "..", "sub/x", "c:x", "..\\x", ""])
+@pytest.mark.parametrize("shard", ["../x", "/etc/x", "..", "sub/x", "c:x", "..\\x", ""])
 def test_an_index_may_not_point_outside_its_directory(shard, tmp_path):
     place = write_directory(tmp_path, {"a": shard}, {})
     assert repr(shard) in refuses(lambda: HFDirectory(place), "outside the directory")
