@@ -2753,19 +2753,24 @@ class Reference:
 KV_TYPES = ("f32", "f16")
 
 
+def check_page_size(page_size):
+    """Refuse a page size that would cut a chunk of attention unevenly."""
+    if page_size < 8 or (CHUNK % page_size and page_size % CHUNK):
+        raise KshipraError(f"page size {page_size} is not 8, 16, 32 or a multiple of {CHUNK}")
+
+
 class PagePool:
     """An arena of n_pages pages, lent out by number and counted.
 
     layers: one (n_kv_heads, head_dim) for each layer
-    page_size: positions in a page, a power of two of at least 8, or a multiple of CHUNK
+    page_size: positions in a page: 8, 16, 32 or a multiple of CHUNK
     refs[page]: how many tables hold the page
     """
 
     def __init__(self, layers, n_pages, page_size, kv_type="f16"):
         if kv_type not in KV_TYPES:
             raise KshipraError(f"kv_type {kv_type!r} is unknown; use one of {', '.join(KV_TYPES)}")
-        if page_size < 8 or (CHUNK % page_size and page_size % CHUNK):
-            raise KshipraError(f"page size {page_size} is not 8, 16, 32 or a multiple of {CHUNK}")
+        check_page_size(page_size)
         self.page_size, self.kv_type, self.n_pages = page_size, kv_type, n_pages
         self.value_bytes = 4 if kv_type == "f32" else 2
         self.layers, self.layer_offs, page_bytes = layers, [], 0
@@ -2883,12 +2888,10 @@ class Sequence:
 
         One token is always left over: its logits have to be computed.
         """
-        n = 0
-        for a, b in zip(self.tokens, tokens[:-1]):
-            if a != b:
-                break
-            n += 1
-        return n
+        n = min(len(self.tokens), len(tokens) - 1)
+        if self.tokens[:n] == tokens[:n]:       # the usual case, at C speed
+            return n
+        return next(i for i in range(n) if self.tokens[i] != tokens[i])
 
 
 # ---------------------------------------------------------------------------------------
@@ -2996,6 +2999,12 @@ KEYS = {    # hyperparameter: its key in GGUF, and its keys in config.json
 # 7.2 Hyperparameters
 
 DEFAULT_CTX = 8192                      # positions, where the model was trained for more
+GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
+CONFIG_MUST_BE = {  # keys of config.json that would change the answer, were they anything else
+    "partial_rotary_factor": 1, "use_bidirectional_attention": False, "use_sliding_window": False,
+    "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True,
+    "add_cross_attention": False,
+}
 
 
 class Hparams:
@@ -3036,14 +3045,18 @@ class Hparams:
                       f"keys and values must be equally wide, here {self.head_dim}")
         self.ffn = self.integer("ffn", 4 * self.hidden if self.arch_name == "gpt2" else None)
         self.n_ctx = self.integer("n_ctx")
-        self.eps = f32(self.number("rms_eps" if self.arch.norm == "rms" else "layer_eps"))
-        self.attn_cap = f32(self.number("attn_cap", 0.0))
-        self.final_cap = f32(self.number("final_cap", 0.0))
-        scalar = self.number("query_scalar", float(self.head_dim))
-        self.attn_scale = f32(1 / math.sqrt(scalar if self.arch.gemma else self.head_dim))
+        eps = "rms_eps" if self.arch.norm == "rms" else "layer_eps"
+        self.eps = f32(self.number(eps))
+        if not self.eps:
+            self.fail(eps, self.get(eps), "it must be above 0, or a row of zeros has no norm")
+        cap = None if self.arch_name == "gemma2" else 0.0       # None: must be in the file
+        self.attn_cap = f32(self.number("attn_cap", cap))
+        self.final_cap = f32(self.number("final_cap", cap))
+        self.attn_scale = f32(1 / math.sqrt(self._query_scalar()))
         self.embed_scale = f32(math.sqrt(self.hidden)) if self.arch.gemma else 1.0
         self.window = self._window()
-        self.check_activation()
+        if not self.is_gguf:
+            self._check_config()
 
     def get(self, name, default=None):
         """Return a hyperparameter as it stands in the file, or the default."""
@@ -3051,12 +3064,22 @@ class Hparams:
         if self.is_gguf:
             value = self.numbers.get(f"{self.arch_name}.{gguf_key}") if gguf_key else None
             return default if value is None else value
-        rope = self.numbers.get("rope_parameters")
-        for key in config_keys:
-            for place in (self.numbers, rope if isinstance(rope, dict) else {}):
+        kind = "sliding_attention" if name == "local_base" else "full_attention"
+        for place in (self.numbers, self.rope_parameters(kind)):
+            for key in config_keys:
                 if place.get(key) is not None:
                     return place[key]
         return default
+
+    def rope_parameters(self, kind="full_attention"):
+        """Return rope_parameters of config.json, which may hold one object per kind of layer."""
+        rope = self.numbers.get("rope_parameters") or {}
+        part = rope.get(kind, rope) if isinstance(rope, dict) else rope
+        if not isinstance(part, dict):
+            raise KshipraError(f"rope_parameters is {_quote(rope)}, not an object", self.path)
+        if kind == "sliding_attention" and part is not rope:
+            part = {"rope_local_base_freq": part.get("rope_theta")}
+        return part
 
     def fail(self, name, value, why):
         """Raise the error that a hyperparameter's value deserves."""
@@ -3077,18 +3100,31 @@ class Hparams:
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             self.fail(name, value, "a number is needed" if value is not None else "it is missing")
-        if not (math.isfinite(value) and 0 <= value < 1e30):
+        if not 0 <= value < 1e30:
             self.fail(name, value, "a finite number that is not negative is needed")
         return float(value)
 
     def _window(self):
         """Return the sliding window, 0 for none."""
         if self.arch_name == "qwen2" or self.arch_name == "qwen3":
-            if not self.is_gguf and self.numbers.get("use_sliding_window"):
-                raise KshipraError("use_sliding_window is not supported for this architecture",
-                                   self.path)
-            return 0
-        return self.integer("window", 0)
+            return 0                    # the key is there, and switched off
+        return self.integer("window", None if self.arch.window_every else 0)
+
+    def _query_scalar(self):
+        """Return the number whose root the scores are divided by: head_dim, but for Gemma.
+
+        A GGUF does not hold it; of the published models only the 27B ones differ from head_dim.
+        Source: llama.cpp, llama-model.cpp, f_attention_scale.
+        """
+        if not self.arch.window_every:
+            return self.head_dim
+        if self.is_gguf:
+            return self.hidden / self.n_heads \
+                if GEMMA_27B_LAYERS[self.arch_name] == self.n_layers else self.head_dim
+        scalar = self.number("query_scalar")
+        if not scalar:
+            self.fail("query_scalar", scalar, "it must be above 0")
+        return scalar
 
     def layer_window(self, i):
         """Return how many positions layer i looks back, itself included; 0 for all."""
@@ -3106,18 +3142,30 @@ class Hparams:
                                "that this model has learned; use a smaller --ctx-size", self.path)
         return ctx_size
 
-    def check_activation(self):
-        """Refuse a config.json whose activation is not this architecture's."""
-        if self.is_gguf:
-            return
-        kind = self.numbers.get("hidden_activation") or self.numbers.get("hidden_act") \
-            or self.numbers.get("activation_function")
-        known = {"silu": ("silu", "swish"), "gelu": ("gelu_new", "gelu_pytorch_tanh")}
-        # The first Gemma's configs say "gelu" but were trained with the tanh form.
-        if kind is not None and kind not in known[self.arch.act] and not (
-                self.arch.gemma and kind == "gelu"):
-            raise KshipraError(f"hidden_act is {kind!r}; {self.arch_name} is supported with "
-                               f"{known[self.arch.act][0]!r} only", self.path)
+    def _check_config(self):
+        """Refuse a config.json that asks for something which nothing here would compute."""
+        for key, need in CONFIG_MUST_BE.items():
+            self._must_be(key, (None, need))
+        known = {"silu": ("silu", "swish"), "gelu": ("gelu_new", "gelu_pytorch_tanh")}[
+            self.arch.act]
+        if self.arch.gemma:             # the first configs say "gelu" but mean the tanh form
+            known += ("gelu",)
+        key = next((k for k in ("hidden_activation", "hidden_act", "activation_function")
+                    if self.numbers.get(k)), "hidden_act")
+        self._must_be(key, (None,) + known)
+        for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+            self._must_be(key, (None, self.arch.window_every or None))
+        kinds = self.numbers.get("layer_types")
+        if isinstance(kinds, list):     # no list of our own: n_layers may be a lie
+            known = ["sliding_attention" if self.layer_window(i) else "full_attention"
+                     for i in range(len(kinds))]
+            self._must_be("layer_types", (None, known))
+
+    def _must_be(self, key, known):
+        value = self.numbers.get(key)
+        if value not in known:
+            raise KshipraError(f"{key} is {_quote(value)}; {self.arch_name} is supported with "
+                               f"{_quote(known[1])} only", self.path)
 
 
 # 7.3 Rotary positions.  Each pair of a head turns by position * frequency.  Stretching a
@@ -3149,10 +3197,13 @@ class RopeTable:
 def rope_scaling(hp):
     """Return the scaling as a dict of Hugging Face's names, whatever the file; {} for none."""
     if not hp.is_gguf:
-        scaling = hp.numbers.get("rope_scaling") or hp.numbers.get("rope_parameters") or {}
+        scaling = hp.numbers.get("rope_scaling") or hp.rope_parameters()
         if not isinstance(scaling, dict):
             raise KshipraError(f"rope_scaling is {scaling!r}, not an object", hp.path)
         kind = scaling.get("rope_type", scaling.get("type", "default"))
+        more = sorted(set(scaling) & {"mscale", "mscale_all_dim"})
+        if more:
+            raise KshipraError(f"rope scaling {kind!r} with {more[0]} is not supported", hp.path)
         return {} if kind == "default" else dict(scaling, rope_type=kind)
     prefix = f"{hp.arch_name}.rope.scaling."
     get = hp.numbers.get
@@ -3169,9 +3220,9 @@ def rope_scaling(hp):
 def _scaling_number(hp, scaling, key, default=None):
     value = scaling.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e30:
-        raise KshipraError(f"rope scaling {scaling['rope_type']!r} has {key} = {value!r}; a "
-                           "positive number is needed", hp.path)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1e-9 < value < 1e12:
+        raise KshipraError(f"rope scaling {scaling['rope_type']!r} has {key} = {_quote(value)}; "
+                           "a positive number is needed", hp.path)
     return value
 
 
@@ -3184,6 +3235,9 @@ def scale_llama3(hp, scaling, freqs):
     """
     factor, low, high, original = (_scaling_number(hp, scaling, key) for key in (
         "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"))
+    if not low < high:
+        raise KshipraError(f"rope scaling 'llama3' has low_freq_factor = {low} and "
+                           f"high_freq_factor = {high}; the first must be smaller", hp.path)
     out = []
     for f in freqs:
         turns = original * f / (2 * math.pi)          # over the original context
@@ -3205,8 +3259,11 @@ def scale_yarn(hp, scaling, freqs, base):
         """Return the (fractional) pair that makes so many turns over the original context."""
         return n_rot * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    low = max(0, math.floor(pair_with(_scaling_number(hp, scaling, "beta_fast", 32.0))))
-    high = min(n_rot - 1, math.ceil(pair_with(_scaling_number(hp, scaling, "beta_slow", 1.0))))
+    low = pair_with(_scaling_number(hp, scaling, "beta_fast", 32.0))
+    high = pair_with(_scaling_number(hp, scaling, "beta_slow", 1.0))
+    if scaling.get("truncate") is not False:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(0, low), min(n_rot - 1, high)
     out = []
     for i, f in enumerate(freqs):
         stretch = min(1.0, max(0.0, (i - low) / max(high - low, 0.001)))
@@ -3225,9 +3282,11 @@ def rope_table(hp, base, scaling, factors=None):
     n_rot = hp.integer("n_rot", hp.head_dim)
     if n_rot % 2 or n_rot > hp.head_dim:
         hp.fail("n_rot", n_rot, f"an even number of at most {hp.head_dim} is needed")
+    if not 1 < base < 1e12:
+        hp.fail("rope_base", base, "a number above 1 is needed")
     freqs = [base ** (-2 * i / n_rot) for i in range(n_rot // 2)]
     if factors is not None:
-        if len(factors) != len(freqs) or min(factors) <= 0:
+        if len(factors) != len(freqs) or not all(1e-9 < c < 1e9 for c in factors):
             raise KshipraError(f"tensor 'rope_freqs.weight' holds {len(factors)} factors; "
                                f"{len(freqs)} positive ones are needed", hp.path)
         freqs = [f / c for f, c in zip(freqs, factors)]
@@ -3448,10 +3507,11 @@ class Engine:
         self.weights = load_weights(checkpoint, hp)
         self.ctx_size = hp.check_ctx(ctx_size)
         scaling = rope_scaling(hp)
-        base = hp.number("rope_base", 10000.0)
-        local_base = hp.number("local_base", 10000.0)
         full = local = None
         if hp.arch.rope is not None:
+            # Gemma 3's own default is another one, so there it has to be in the file.
+            base = hp.number("rope_base", None if hp.arch_name == "gemma3" else 10000.0)
+            local_base = hp.number("local_base", 10000.0)
             full = rope_table(hp, base, scaling, self.weights.rope_freqs)
             local = full
             if hp.arch_name == "gemma3":        # local layers have a base of their own, unscaled
@@ -3460,6 +3520,8 @@ class Engine:
         self.attentions = [Attention(hp.n_heads, hp.n_kv_heads, hp.head_dim, hp.attn_scale,
                                      hp.layer_window(i), hp.attn_cap)
                            for i in range(hp.n_layers)]
+        if page_size is not None:
+            check_page_size(page_size)
         self.kv_type, self.page_size = kv_type, page_size
         self.new_cache()
 
@@ -3480,19 +3542,19 @@ class Engine:
         """
         if wanted is None:
             wanted = range(len(rows))
+        if not rows:
+            return []
+        lengths = {id(seq): (seq, len(seq.tokens)) for _, _, seq in rows}
         try:
             for token, pos, seq in rows:
                 self._append(token, pos, seq)
             logits = self.ops.run(forward, self, Batch(rows, list(wanted), self.cache))
+            for row in logits:
+                check_finite(row)
         except BaseException:           # leave each sequence as it was
-            for token, pos, seq in reversed(rows):
-                if pos < len(seq.tokens):
-                    seq.truncate(pos)
+            for seq, length in lengths.values():
+                seq.truncate(length)
             raise
-        for row in logits:
-            if not math.isfinite(sum(row)):
-                raise KshipraError("the logits are not finite; the model's weights are damaged, "
-                                   "so fetch it again")
         return logits
 
     def _append(self, token, pos, seq):
