@@ -3589,9 +3589,12 @@ PENALTY_WINDOW = 64                     # the penalty looks at so many of the la
 
 
 def penalize(logits, tokens, penalty):
-    """Return logits with those of `tokens` made less likely: divided, or multiplied below 0."""
+    """Return logits with those of `tokens` made less likely: divided, or multiplied below 0.
+
+    A token beyond the logits (padding, in a prompt of ids) has none to change.
+    """
     out = array("f", logits)
-    for t in set(tokens):
+    for t in {t for t in tokens if t < len(out)}:
         out[t] = out[t] / penalty if out[t] > 0 else out[t] * penalty
     return out
 
@@ -3635,6 +3638,8 @@ class Sampler:
             if isinstance(value, bool) or not isinstance(value, (int, float)) \
                     or not low <= value <= high or value == math.inf:
                 raise KshipraError(f"{name} is {value!r}; a number of {low} to {high} is needed")
+        if top_k != int(top_k):
+            raise KshipraError(f"top_k is {top_k!r}; a whole number is needed")
         self.temperature, self.top_k, self.top_p = temperature, int(top_k), top_p
         self.min_p, self.repeat_penalty = min_p, repeat_penalty
         self.random = random.Random(seed)
@@ -3680,24 +3685,8 @@ class Sampler:
 # Then tokens become text: pieces are held back while they may still be the beginning of a
 # stop string.
 
-def baseline(engine, prompt, choose):
-    """Yield tokens without end, computing every position anew for each.
-
-    prompt: token ids   choose(logits, tokens so far) -> token
-    """
-    tokens = list(prompt)
-    while True:
-        seq = Sequence(engine.cache)
-        try:
-            logits = prefill(engine, seq, tokens)
-        finally:
-            seq.truncate(0)
-        tokens.append(choose(logits, tokens))
-        yield tokens[-1]
-
-
 def prefill(engine, seq, tokens, progress=None):
-    """Append tokens to a sequence, ops.prefill_rows a step; return the last one's logits.
+    """Append tokens to a sequence, engine.prefill_rows a step; return the last one's logits.
 
     progress(done, total): called before each step
     """
@@ -3713,30 +3702,41 @@ def prefill(engine, seq, tokens, progress=None):
     return logits
 
 
-def cached(engine, prompt, choose, seq=None, progress=None):
+def baseline(engine, prompt, choose, seq, progress=None):
+    """Yield tokens without end, computing every position anew for each.
+
+    prompt: token ids   choose(logits, tokens so far) -> token
+    seq: a Sequence; what it holds is dropped
+    """
+    tokens = list(prompt)
+    while True:
+        seq.truncate(0)
+        tokens.append(choose(prefill(engine, seq, tokens, progress), tokens))
+        progress = None
+        yield tokens[-1]
+
+
+def cached(engine, prompt, choose, seq, progress=None):
     """Yield tokens without end, each for one row of work after the prompt.
 
-    seq: a Sequence that may already hold the beginning of the prompt; what differs is dropped
+    seq: a Sequence that may already hold the beginning of the prompt; what differs is dropped.
+    It is looked at anew for each token: should another generation have used it in between,
+    what that one dropped is computed again.
     """
-    own = seq is None
-    seq = Sequence(engine.cache) if own else seq
-    try:
-        seq.truncate(seq.common_prefix(prompt))
-        tokens = list(prompt)
+    tokens = list(prompt)
+    while True:
+        seq.truncate(seq.common_prefix(tokens))
         logits = prefill(engine, seq, tokens[len(seq.tokens):], progress)
-        while True:
-            tokens.append(choose(logits, tokens))
-            yield tokens[-1]
-            logits = engine.step([(tokens[-1], len(tokens) - 1, seq)])[0]
-    finally:
-        if own:
-            seq.truncate(0)
+        tokens.append(choose(logits, tokens))
+        progress = None
+        yield tokens[-1]
 
 
 class StopStrings:
     """Passes text on, but not the stop strings, nor what may become one.
 
-    push(text) -> what may be shown; `found` is then the stop string that ended it, or None
+    push(text) -> what may be shown; `found` is then the stop string that ended it, or None.
+    The stop string that is complete first counts, so how the text is cut does not matter.
     """
 
     def __init__(self, stops):
@@ -3745,10 +3745,10 @@ class StopStrings:
 
     def push(self, text):
         text, self.held = self.held + text, ""
-        hits = [(text.find(s), -len(s), s) for s in self.stops if s in text]
+        hits = [(text.find(s) + len(s), -len(s), s) for s in self.stops if s in text]
         if hits:
-            at, _, self.found = min(hits)
-            return text[:at]
+            end, _, self.found = min(hits)
+            return text[:end - len(self.found)]
         keep = 0
         for s in self.stops:
             for n in range(min(len(s) - 1, len(text)), keep, -1):
@@ -3809,9 +3809,10 @@ class Generation:
                 if self._stops.found:
                     self.finish_reason = "stop"
                     return
-            self.finish_reason = self.finish_reason or "length"
             text = self._stops.push(stream.flush())
             text += "" if self._stops.found else self._stops.flush()
+            if self.finish_reason is None:
+                self.finish_reason = "stop" if self._stops.found else "length"
             if text:
                 yield text
         finally:
@@ -3825,6 +3826,7 @@ class Generation:
 # computes; the command line can do nothing that a caller of `load` could not.
 
 DEVICES = ("auto", "python")
+STRATEGIES = {"cached": cached, "baseline": baseline}
 
 
 class Model(Engine):
@@ -3869,11 +3871,12 @@ class Model(Engine):
 
         prompt: str, or token ids   max_tokens: None for as many as the context holds
         stop: str or several; none of it is shown   ignore_eos: go on after an end token
-        strategy: "cached" or "baseline", as in chapter 9   progress(done, total): called while the prompt is read
+        strategy: "cached" or "baseline", as in chapter 9
+        progress(done, total): called while the prompt is read
         sampling: the parameters of Sampler
         """
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        tokens, limit = self._tokens(ids, max_tokens, strategy, progress, ignore_eos, sampling)
+        tokens, limit = self._tokens(ids, max_tokens, strategy, progress, sampling)
         return Generation(tokens, ids, self.tokenizer,
                           () if ignore_eos else self.tokenizer.stop_ids,
                           (stop,) if isinstance(stop, str) else stop, limit)
@@ -3882,23 +3885,26 @@ class Model(Engine):
                      **sampling):
         """Iterate over token ids, up to and without the end token; parameters as for generate."""
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        tokens, limit = self._tokens(ids, max_tokens, strategy, None, ignore_eos, sampling)
+        tokens, limit = self._tokens(ids, max_tokens, strategy, None, sampling)
         stop_ids = () if ignore_eos else self.tokenizer.stop_ids
         return itertools.takewhile(lambda t: t not in stop_ids, itertools.islice(tokens, limit))
 
-    def _tokens(self, ids, max_tokens, strategy, progress, ignore_eos, sampling):
+    def _tokens(self, ids, max_tokens, strategy, progress, sampling):
         """Return (endless token generator, how many tokens to take from it)."""
         self.check_prompt(ids)
+        if strategy not in STRATEGIES:
+            raise KshipraError(f"strategy {strategy!r} is unknown; use one of "
+                               f"{', '.join(STRATEGIES)}")
+        if max_tokens is not None and max_tokens < 0:
+            raise KshipraError(f"max_tokens is {max_tokens}; 0 or more are needed")
         room = self.ctx_size - len(ids) + 1     # the last token needs no place in the cache
-        limit = room if max_tokens is None else max(0, min(room, max_tokens))
+        limit = room if max_tokens is None else min(room, max_tokens)
         sampler, n_vocab = Sampler(**sampling), self.tokenizer.n_vocab
 
         def choose(logits, past):
             return sampler(logits, past, n_vocab)
 
-        if strategy == "baseline":
-            return baseline(self, ids, choose), limit
-        return cached(self, ids, choose, self.session, progress), limit
+        return STRATEGIES[strategy](self, ids, choose, self.session, progress), limit
 
 
 def open_checkpoint(path):
