@@ -3688,7 +3688,7 @@ class Sampler:
 def prefill(engine, seq, tokens, progress=None):
     """Append tokens to a sequence, engine.prefill_rows a step; return the last one's logits.
 
-    progress(done, total): called before each step
+    progress(done, total): called before each step, and at the end
     """
     start, total, logits = len(seq.tokens), len(tokens), None
     for a in range(0, total, engine.prefill_rows):
@@ -3699,6 +3699,8 @@ def prefill(engine, seq, tokens, progress=None):
         last = a + len(part) == total
         result = engine.step(rows, [len(rows) - 1] if last else [])
         logits = result[0] if last else None
+    if progress:
+        progress(total, total)
     return logits
 
 
@@ -3740,7 +3742,7 @@ class StopStrings:
     """
 
     def __init__(self, stops):
-        self.stops = [s for s in stops if s]
+        self.stops = stops
         self.held, self.found = "", None
 
     def push(self, text):
@@ -3876,10 +3878,12 @@ class Model(Engine):
         sampling: the parameters of Sampler
         """
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        if "" in stops:
+            raise KshipraError("a stop string is empty; give at least one character")
         tokens, limit = self._tokens(ids, max_tokens, strategy, progress, sampling)
         return Generation(tokens, ids, self.tokenizer,
-                          () if ignore_eos else self.tokenizer.stop_ids,
-                          (stop,) if isinstance(stop, str) else stop, limit)
+                          () if ignore_eos else self.tokenizer.stop_ids, stops, limit)
 
     def generate_ids(self, prompt, max_tokens=None, ignore_eos=False, strategy="cached",
                      **sampling):
@@ -3914,9 +3918,14 @@ def open_checkpoint(path):
     path = os.fspath(path)
     if os.path.isdir(path):
         return HFDirectory(path)
-    if path.endswith((".safetensors", ".json")):
-        return HFDirectory(os.path.dirname(path) or ".")
-    return GGUF(path)
+    if not path.endswith(".safetensors"):
+        return GGUF(path)
+    Safetensors(path)                   # what is wrong with this very file is said first
+    checkpoint = HFDirectory(os.path.dirname(path) or ".")
+    if not any(os.path.samefile(path, file) for file in checkpoint.files):
+        raise KshipraError("is not among the files of the model in its directory; give the "
+                           "directory", path)
+    return checkpoint
 
 
 def tokenizer_of(checkpoint):
@@ -3930,13 +3939,15 @@ def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", p
     """Load a model.
 
     path: GGUF file, safetensors file, Hugging Face directory; None: the model in this file
-    device: "auto" or "python"   threads: None for all that pay
+    device: "auto" or "python"   threads: 1 or more, None for all that pay
     ctx_size: positions in the cache; None: the model's own, at most DEFAULT_CTX
     kv_type: "f32" or "f16"   page_size: positions in a page of the cache; None: one page
     Raises KshipraError for anything wrong with the file or the parameters.
     """
     if device not in DEVICES:
         raise KshipraError(f"device {device!r} is unknown; use one of {', '.join(DEVICES)}")
+    if threads is not None and threads < 1:
+        raise KshipraError(f"threads is {threads}; 1 or more are needed")
     checkpoint = open_checkpoint(path)
     tokenizer = tokenizer_of(checkpoint)
     return Model(checkpoint, tokenizer, Reference(), ctx_size=ctx_size, kv_type=kv_type,
@@ -3966,36 +3977,44 @@ def megabytes(n_bytes):
     return f"{n_bytes / 1e6:,.1f} MB"
 
 
-def describe(checkpoint, ctx_size=None, kv_type="f16"):
-    """Return a text: metadata, tensors and memory plan of a checkpoint, no weight read."""
-    lines = [f"file      {checkpoint.path}"]
-    numbers = checkpoint.metadata if isinstance(checkpoint, GGUF) else checkpoint.config
+def describe(path, ctx_size=None, kv_type="f16"):
+    """Yield lines: metadata, tensors and memory plan of a checkpoint, no weight read.
+
+    What can be listed is listed before KshipraError is raised for the rest.  A safetensors
+    file without config.json beside it has no plan.
+    """
+    alone = path is not None and path.endswith(".safetensors") and not os.path.isfile(
+        os.path.join(os.path.dirname(path), "config.json"))
+    checkpoint = Safetensors(path) if alone else open_checkpoint(path)
+    yield f"file      {checkpoint.path}"
+    numbers = checkpoint.config if isinstance(checkpoint, HFDirectory) else checkpoint.metadata
     for key, value in sorted(numbers.items()):
         if hasattr(value, "__len__") and not isinstance(value, (str, dict)) and len(value) > 8:
             value = f"[{len(value)} values]"
         text = str(value) if not isinstance(value, str) else repr(value)
-        lines.append(f"  {key} = {text if len(text) < 100 else text[:96] + ' ...'}")
-    lines.append(f"tensors   {len(checkpoint.tensors)}")
+        yield f"  {key} = {text if len(text) < 100 else text[:96] + ' ...'}"
+    yield f"tensors   {len(checkpoint.tensors)}"
     weight_bytes = 0
     for name, t in checkpoint.tensors.items():
-        lines.append(f"  {name:<40} {t.format.name:<6} {tuple(t.shape)}")
-        weight_bytes += len(t.data)
-    lines.append("memory")
-    lines.append(f"  weights      {megabytes(weight_bytes)}, mapped from the file")
+        yield f"  {name:<40} {t.format.name:<6} {tuple(t.shape)}"
+        weight_bytes += t.n_bytes
+    yield "memory"
+    yield f"  weights      {megabytes(weight_bytes)}, mapped from the file"
+    if alone:
+        return
     hp = Hparams(checkpoint)
     n_ctx = hp.check_ctx(ctx_size)
     kv_bytes = 2 * hp.n_layers * hp.n_kv_heads * hp.head_dim * (4 if kv_type == "f32" else 2)
-    embed = checkpoint.tensors.get("token_embd.weight")
+    embed = checkpoint.tensors.get(Loader(checkpoint, hp).name("embed", None, "weight"))
     n_vocab = embed.shape[0] if embed is not None else 0
     scratch = 4 * (Reference.prefill_rows * (4 * hp.hidden + 2 * hp.ffn) + n_vocab)
-    lines.append(f"  KV cache     {megabytes(kv_bytes * n_ctx)}, {kv_type}, {n_ctx} positions "
-                 f"of {kv_bytes} bytes")
-    lines.append(f"  scratch      {megabytes(scratch)}, for {Reference.prefill_rows} rows at a time")
+    yield (f"  KV cache     {megabytes(kv_bytes * n_ctx)}, {kv_type}, {n_ctx} positions "
+           f"of {kv_bytes} bytes")
+    yield f"  scratch      {megabytes(scratch)}, for {Reference.prefill_rows} rows at a time"
     total, free = weight_bytes + kv_bytes * n_ctx + scratch, free_memory_bytes()
     verdict = "" if free is None else \
         f" of {megabytes(free)} free" + ("" if total <= free else ": too little memory")
-    lines.append(f"  together     {megabytes(total)}{verdict}")
-    return "\n".join(lines)
+    yield f"  together     {megabytes(total)}{verdict}"
 
 
 def build_parser():
@@ -4033,23 +4052,29 @@ def build_parser():
     return parser
 
 
+def typed_text(argument):
+    """Return a command line's argument as text: typed in another encoding it has surrogates."""
+    return os.fsencode(argument).decode("utf-8", "replace")
+
+
 def run_prompt(args):
     """Generate for --prompt and print it: the prompt and its continuation, or JSON."""
     begun = time.perf_counter()
-    page_size = args.page_size or (64 if args.paged_cache else None)
+    page_size = 64 if args.paged_cache and args.page_size is None else args.page_size
     model = load(args.model, args.device, args.threads, args.ctx_size, args.kv_type, page_size)
     load_s = time.perf_counter() - begun
     show_progress = sys.stderr.isatty() and not args.json
 
     def progress(done, total):
         if show_progress:
-            sys.stderr.write(f"\rreading the prompt: {done} of {total} tokens")
+            sys.stderr.write(f"\rreading the prompt: {done} of {total} tokens"
+                             if done < total else "\r\x1b[K")
             sys.stderr.flush()
 
-    # A prompt typed in another encoding arrives with lone surrogates; text has none.
-    prompt = os.fsencode(args.prompt).decode("utf-8", "replace")
+    prompt = typed_text(args.prompt)
     generation = model.generate(
-        prompt, None if args.max_tokens < 0 else args.max_tokens, args.stop, args.ignore_eos,
+        prompt, None if args.max_tokens == -1 else args.max_tokens,
+        [typed_text(stop) for stop in args.stop], args.ignore_eos,
         progress=progress, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p,
         min_p=args.min_p, repeat_penalty=args.repeat_penalty, seed=args.seed)
     pieces = []
@@ -4059,8 +4084,6 @@ def run_prompt(args):
             sys.stdout.write(prompt)
             sys.stdout.flush()
         for piece in generation:
-            if show_progress and not pieces:
-                sys.stderr.write("\r\x1b[K")
             pieces.append(piece)
             if not args.json:
                 sys.stdout.write(piece)
@@ -4085,32 +4108,48 @@ def run_prompt(args):
     return status
 
 
+def run_command(argv):
+    """Do what the arguments ask for; return the exit status."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.info:
+        for line in describe(args.model, args.ctx_size, args.kv_type):
+            print(line)
+        return 0
+    if args.prompt is None:
+        parser.error("give a --prompt (or --info)")
+    return run_prompt(args)
+
+
+def complain(message):
+    """Print one line to stderr; return the exit status of bad input."""
+    print("kshipra:", " ".join(str(message).split("\n")), file=sys.stderr)
+    return 1
+
+
 def main(argv=None):
     """Run the command line; return the exit status."""
+    if sys.stdout is None:                      # started with its output closed
+        sys.stdout = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):      # a console that cannot show a character marks it
             stream.reconfigure(errors="replace")
-    parser = build_parser()
-    args = parser.parse_args(argv)
     try:
-        if args.info:
-            print(describe(open_checkpoint(args.model), args.ctx_size, args.kv_type))
-            return 0
-        if args.prompt is None:
-            parser.error("give a --prompt (or --info)")
-        return run_prompt(args)
-    except KshipraError as e:
-        sys.stdout.flush()
-        print(f"kshipra: {e}", file=sys.stderr)
-        return 1
+        try:
+            return run_command(argv)
+        finally:
+            sys.stdout.flush()                  # here, and not at exit where nobody catches
+    except KshipraError as error:
+        return complain(error)
     except MemoryError:
-        print("kshipra: not enough memory; use a smaller model or --ctx-size", file=sys.stderr)
-        return 1
+        return complain("not enough memory; use a smaller model or --ctx-size")
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:             # whoever read our output has seen enough
+    except OSError as error:                    # from here on there is no output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        if isinstance(error, BrokenPipeError):  # whoever read it has seen enough
+            return 0
+        return complain(f"the output cannot be written: {error.strerror}")
 
 
 # ---------------------------------------------------------------------------------------
