@@ -57,6 +57,8 @@ import time
 import unicodedata
 import zlib
 from array import array
+from itertools import chain, repeat
+from operator import add, mul, neg, sub
 from typing import NamedTuple
 
 
@@ -98,6 +100,8 @@ class KshipraError(ValueError):
 # f32   | s | eeeeeeee | mmmmmmmmmmmmmmmmmmmmmmm |
 
 F16_MAX = 65504.0
+F32_MAX = 3.4028234663852886e38
+_PART_LEN = 1 << 16                             # weights coded at a time, to bound memory
 
 
 def f16_to_f32(data) -> array:
@@ -105,11 +109,21 @@ def f16_to_f32(data) -> array:
     return array("f", struct.unpack(f"<{len(data) // 2}e", data))
 
 
+def _f16s(floats):
+    """Return floats as f16; raises OverflowError where a finite one would become infinite."""
+    return struct.pack(f"<{len(floats)}e", *floats)
+
+
 def f32_to_f16(floats) -> bytes:
     """Return floats as f16: clamped to +-65504, then rounded half to even; NaN stays NaN."""
-    if len(floats) and not (-F16_MAX <= min(floats) and max(floats) <= F16_MAX):
-        floats = [min(max(x, -F16_MAX), F16_MAX) for x in floats]
-    return struct.pack(f"<{len(floats)}e", *floats)
+    try:
+        data = _f16s(floats)
+        tops = data[1::2]
+        if b"\x7c" not in tops and b"\xfc" not in tops:         # no infinity went in
+            return data
+    except OverflowError:
+        pass
+    return _f16s([min(max(x, -F16_MAX), F16_MAX) for x in floats])
 
 
 def bf16_to_f32(data) -> array:
@@ -125,15 +139,11 @@ def _decode_f32(data):
     return array("f", bytes(data))
 
 
-def _encode_f32(floats):
+def _write_f32(floats):
     return floats.tobytes()
 
 
-def _encode_f16(floats):
-    return struct.pack(f"<{len(floats)}e", *floats)        # OverflowError, where it would be inf
-
-
-def _encode_bf16(floats):
+def _write_bf16(floats):
     """Return finite floats as bf16, rounded half to even.
 
     Adding 0x7fff, and one more where the kept half is odd, carries into the kept half
@@ -210,6 +220,11 @@ def _read_f16(data, block_bytes, at):
     return f16_to_f32(pairs)
 
 
+def _each(values, n):
+    """Return an iterator over values, each of them n times."""
+    return chain.from_iterable(map(repeat, values, repeat(n)))
+
+
 class Format:
     """One way to keep weights: its measures, and how to read and write it.
 
@@ -241,16 +256,17 @@ class Format:
 
         weight = f32(scale * code + min): the product is exact, so it rounds once.
         """
-        if self._floats:
-            return self._floats(self._whole_blocks(data))
-        codes, scales, mins = self.unpack(data)
-        sub_len = self.sub_len
-        starts = range(0, len(codes), sub_len)
-        if mins is None:
-            return array("f", [scale * code for scale, start in zip(scales, starts)
-                               for code in codes[start:start + sub_len]])
-        return array("f", [scale * code + low for scale, low, start in zip(scales, mins, starts)
-                           for code in codes[start:start + sub_len]])
+        out = array("f")
+        for part in self._parts(data):
+            if self._floats:
+                out.extend(self._floats(part))
+                continue
+            codes, scales, mins = self._unpack(part)
+            weights = map(mul, codes, _each(scales, self.sub_len))
+            if mins:
+                weights = map(add, weights, _each(mins, self.sub_len))
+            out.extend(array("f", weights))
+        return out
 
     def unpack(self, data) -> tuple:
         """Return (codes, scales, mins) of the weights in `data`, whole blocks.
@@ -258,57 +274,79 @@ class Format:
         codes: array('b'), one a weight   scales: array('f'), one a sub-block of sub_len
         mins: array('f') like scales, or None.   weight = f32(scale * code + min)
         """
+        codes, scales, mins = array("b"), array("f"), array("f")
+        for part in self._parts(data):
+            for whole, more in zip((codes, scales, mins), self._unpack(part)):
+                whole.extend(more)
+        return codes, scales, None if self.m_off is None else mins
+
+    def _unpack(self, data):
         if self.codes is None:
-            raise KshipraError(f"{self.name} holds no codes to unpack; it is not a block format "
-                               "that kshipra reads")
-        data, size = self._whole_blocks(data), self.block_bytes
-        codes = self.codes.read(data, size)
-        scales = _read_f16(data, size, self.d_off)
-        mins = None if self.m_off is None else _read_f16(data, size, self.m_off)
-        if self.scales:
-            scales = self._sub_scales(scales, self.scales.read(data, size))
+            raise KshipraError(f"{self.name} is not a block format that kshipra reads, so it has "
+                               "no codes to unpack")
+        codes = self.codes.read(data, self.block_bytes)
+        scales = _read_f16(data, self.block_bytes, self.d_off)
+        mins = _read_f16(data, self.block_bytes, self.m_off) if self.m_off is not None else ()
+        n_subs = self.block_len // self.sub_len
+        if self.scales:                         # exact: 11 bits of d times at most 8
+            factors = self.scales.read(data, self.block_bytes)
+            scales = array("f", map(mul, factors, _each(scales, n_subs)))
         if self.mins:
-            mins = self._sub_scales([-m for m in mins], self.mins.read(data, size))
+            factors = self.mins.read(data, self.block_bytes)
+            mins = array("f", map(mul, factors, _each(map(neg, mins), n_subs)))
         return codes, scales, mins
 
-    def _sub_scales(self, ds, factors):
-        """Return every sub-block's d * factor; exact, 11 bits times at most 8."""
-        n = self.block_len // self.sub_len
-        return array("f", [d * factor for d, start in zip(ds, range(0, len(factors), n))
-                           for factor in factors[start:start + n]])
-
-    def _whole_blocks(self, data):
-        data = bytes(data)
-        if len(data) % self.block_bytes:
-            raise KshipraError(f"{self.name} data of {len(data)} bytes is no whole number of "
+    def _parts(self, data):
+        """Yield `data` as bytes, some thousand blocks at a time: the steps between take more
+        memory than their result, and a tensor may have a billion weights."""
+        view = memoryview(data).cast("B")
+        if len(view) % self.block_bytes:
+            raise KshipraError(f"{self.name} data of {len(view)} bytes is no whole number of "
                                f"blocks of {self.block_bytes} bytes")
-        return data
+        step = _PART_LEN // self.block_len * self.block_bytes
+        for start in range(0, len(view), step):
+            yield bytes(view[start:start + step])
 
     def encode(self, floats) -> bytes:
         """Return finite floats, whole blocks of them, in this format."""
         if self._write is None:
             raise KshipraError(f"kshipra does not write {self.name}; it writes "
                                + " ".join(f.name for f in FORMATS.values() if f._write))
-        floats = array("f", floats)
+        if not (isinstance(floats, array) and floats.typecode == "f"):
+            floats = array("f", floats)
         if len(floats) % self.block_len:
             raise KshipraError(f"{len(floats)} weights are no whole number of {self.name} blocks "
                                f"of {self.block_len}")
-        if not all(map(math.isfinite, floats)):
-            at = next(i for i, x in enumerate(floats) if not math.isfinite(x))
-            raise KshipraError(f"weight {at} is {floats[at]}; {self.name} is written from "
-                               "finite numbers only")
-        try:
-            return self._write(floats)
-        except OverflowError:
-            peak = max(map(abs, floats))
-            raise KshipraError(f"weights up to {peak:g} are beyond the range of "
-                               f"{self.name}") from None
+        out = []
+        for start in range(0, len(floats), _PART_LEN):
+            part = floats[start:start + _PART_LEN]
+            if not _all_finite(part):
+                at = next(i for i, x in enumerate(part) if not math.isfinite(x))
+                raise KshipraError(f"weight {start + at} is {part[at]}; {self.name} is written "
+                                   "from finite numbers only")
+            try:
+                out.append(self._write(part))
+            except OverflowError:
+                peak = max(map(abs, part))
+                raise KshipraError(f"weights up to {peak:g} are beyond the range of {self.name}; "
+                                   "take BF16 or F32") from None
+        return b"".join(out)
 
 
 # The encoders follow ggml's step for step, roundings included, so the bytes are the same.
+# Each array("f", ...) below is one f32 rounding of ggml's.
 
-def _blocks_of_32(floats):
-    return [floats[i:i + 32] for i in range(0, len(floats), 32)]
+def _all_finite(floats):
+    """Whether no float is infinite or NaN: an exponent of eight ones is either.
+
+    The first test looks at seven of the eight, which are ones from 2**127 up, rarely seen.
+    """
+    tops = floats.tobytes()[3::4]
+    return (b"\x7f" not in tops and b"\xff" not in tops) or all(map(math.isfinite, floats))
+
+
+def _blocks(floats):
+    return zip(*[iter(floats)] * 32)
 
 
 def _inverse(d):
@@ -316,83 +354,95 @@ def _inverse(d):
 
     A d so small that 1/d is infinite in f32 is 0 in f16, and then any code will do.
     """
-    inverse = array("f", [1 / d if d else 0.0])[0]
-    return inverse if math.isfinite(inverse) else 0.0
+    return 1 / d if d and abs(1 / d) <= F32_MAX else 0.0
 
 
-def _nibbles(codes):
-    """Return 32 codes as 16 bytes: code i in the low half of byte i, i + 16 in the high."""
-    return bytes([(low & 15) | ((high & 15) << 4) for low, high in zip(codes, codes[16:])])
+def _scaled(floats, ds):
+    """Return every x * (1/d) with its block's d."""
+    inverses = array("f", map(_inverse, ds))
+    return array("f", map(mul, floats, _each(inverses, 32)))
 
 
-def _fifth_bits(codes):
-    """Return bit 4 of 32 codes as 4 bytes, code 0 lowest."""
-    return sum(((code >> 4) & 1) << i for i, code in enumerate(codes)).to_bytes(4, "little")
+def _peak(block):
+    """Return the number of largest magnitude, the first of them where signs differ."""
+    high, low = max(block), min(block)
+    return high if high > -low else low if high < -low else max(block, key=abs)
 
 
-def _around_zero(block, top):
-    """Return (d, codes) of codes 0..2*top-1 that stand for -top..top-1.
+def _round_down(floats, limit):
+    """Return floats, none negative, as bytes: the integer part, or `limit` if that is less."""
+    return bytes(map(int, floats)).translate(bytes(min(b, limit) for b in range(256)))
+
+
+def _around_zero(floats, top):
+    """Return (ds, codes) of codes 0..2*top-1 that stand for -top..top-1.
 
     The weight of largest magnitude gets code 0, that is -top, exactly: d takes its sign.
     """
-    d = array("f", [max(block, key=abs) / -top])[0]
-    inverse = _inverse(d)
-    scaled = array("f", [x * inverse for x in block])
-    shifted = array("f", [x + (top + 0.5) for x in scaled])
-    return d, [min(2 * top - 1, int(x)) for x in shifted]
+    ds = array("f", [_peak(block) / -top for block in _blocks(floats)])
+    shifted = array("f", map(add, _scaled(floats, ds), repeat(top + 0.5)))
+    return ds, _round_down(shifted, 2 * top - 1)
 
 
-def _above_minimum(block, top):
-    """Return (d, m, codes) of codes 0..top that count up from the minimum m."""
-    m = min(block)
-    d = array("f", [array("f", [max(block) - m])[0] / top])[0]
-    inverse = _inverse(d)
-    above = array("f", [x - m for x in block])
-    scaled = array("f", [x * inverse for x in above])
-    return d, m, [min(top, int(x)) for x in array("f", [x + 0.5 for x in scaled])]
+def _above_minimum(floats, top):
+    """Return (ds, ms, codes) of codes 0..top that count up from the minimum m."""
+    ms = array("f", map(min, _blocks(floats)))
+    spans = array("f", map(sub, map(max, _blocks(floats)), ms))
+    if not _all_finite(spans):
+        raise OverflowError
+    ds = array("f", [span / top for span in spans])
+    above = array("f", map(sub, floats, _each(ms, 32)))
+    shifted = array("f", map(add, _scaled(above, ds), repeat(0.5)))
+    return ds, ms, _round_down(shifted, top)
+
+
+def _nibbles(codes):
+    """Return blocks of 32 codes as 16 bytes: code i in the low half of byte i, i + 16 in the
+    high half."""
+    starts = range(0, len(codes), 32)
+    low = b"".join([codes[start:start + 16] for start in starts])
+    high = b"".join([codes[start + 16:start + 32] for start in starts])
+    return _or(low.translate(_bits(0, 4, 0)), high.translate(_bits(0, 4, 4)))
+
+
+def _fifth_bits(codes):
+    """Return bit 4 of every code, eight to a byte, lowest bit first."""
+    columns = [codes[i::8].translate(_bits(4, 1, i)) for i in range(8)]
+    return functools.reduce(_or, columns)
+
+
+def _shuffle(n_blocks, *columns):
+    """Return blocks made of a piece of each column, in order."""
+    sizes = [len(column) // n_blocks for column in columns]
+    return b"".join([column[i * size:(i + 1) * size]
+                     for i in range(n_blocks) for column, size in zip(columns, sizes)])
 
 
 def _write_q4_0(floats):
-    out = []
-    for block in _blocks_of_32(floats):
-        d, codes = _around_zero(block, 8)
-        out.append(struct.pack("<e", d) + _nibbles(codes))
-    return b"".join(out)
+    ds, codes = _around_zero(floats, 8)
+    return _shuffle(len(ds), _f16s(ds), _nibbles(codes))
 
 
 def _write_q4_1(floats):
-    out = []
-    for block in _blocks_of_32(floats):
-        d, m, codes = _above_minimum(block, 15)
-        out.append(struct.pack("<2e", d, m) + _nibbles(codes))
-    return b"".join(out)
+    ds, ms, codes = _above_minimum(floats, 15)
+    return _shuffle(len(ds), _f16s(ds), _f16s(ms), _nibbles(codes))
 
 
 def _write_q5_0(floats):
-    out = []
-    for block in _blocks_of_32(floats):
-        d, codes = _around_zero(block, 16)
-        out.append(struct.pack("<e", d) + _fifth_bits(codes) + _nibbles(codes))
-    return b"".join(out)
+    ds, codes = _around_zero(floats, 16)
+    return _shuffle(len(ds), _f16s(ds), _fifth_bits(codes), _nibbles(codes))
 
 
 def _write_q5_1(floats):
-    out = []
-    for block in _blocks_of_32(floats):
-        d, m, codes = _above_minimum(block, 31)
-        out.append(struct.pack("<2e", d, m) + _fifth_bits(codes) + _nibbles(codes))
-    return b"".join(out)
+    ds, ms, codes = _above_minimum(floats, 31)
+    return _shuffle(len(ds), _f16s(ds), _f16s(ms), _fifth_bits(codes), _nibbles(codes))
 
 
 def _write_q8_0(floats):
-    out = []
-    for block in _blocks_of_32(floats):
-        d = array("f", [max(map(abs, block)) / 127])[0]
-        inverse = _inverse(d)
-        scaled = array("f", [x * inverse for x in block])
-        codes = [int(x + math.copysign(0.5, x)) for x in scaled]     # half away from zero
-        out.append(struct.pack("<e32b", d, *codes))
-    return b"".join(out)
+    ds = array("f", [abs(_peak(block)) / 127 for block in _blocks(floats)])
+    scaled = _scaled(floats, ds)
+    codes = array("b", map(int, map(add, scaled, map(math.copysign, repeat(0.5), scaled))))
+    return _shuffle(len(ds), _f16s(ds), codes.tobytes())   # int: rounded half away from zero
 
 
 # The block formats, drawn: what stands above a box is the byte where it begins.
@@ -434,9 +484,9 @@ _K_SCALES = _Field(low=[(4, 4, 0, 6), (12, 4, 0, 4)], high=[(4, 4, 0, 0), (4, 4,
 _K_MINS = _Field(low=[(8, 4, 0, 6), (12, 4, 4, 4)], high=[(8, 4, 0, 0), (8, 4, 6, 2)], place=4)
 
 FORMATS = {row.name: row for row in (
-    Format("F32", 0, 1, 4, floats=_decode_f32, write=_encode_f32),
-    Format("F16", 1, 1, 2, floats=f16_to_f32, write=_encode_f16),
-    Format("BF16", 30, 1, 2, floats=bf16_to_f32, write=_encode_bf16),
+    Format("F32", 0, 1, 4, floats=_decode_f32, write=_write_f32),
+    Format("F16", 1, 1, 2, floats=f16_to_f32, write=_f16s),
+    Format("BF16", 30, 1, 2, floats=bf16_to_f32, write=_write_bf16),
     Format("Q4_0", 2, 32, 18, sub_len=32, d_off=0, write=_write_q4_0,
            codes=_Field([(2, 16, 0, 4), (2, 16, 4, 4)], bias=8)),
     Format("Q4_1", 3, 32, 20, sub_len=32, d_off=0, m_off=2, write=_write_q4_1,
@@ -507,14 +557,16 @@ LISTED_FORMATS = {row.name: row for row in (
 # GGUF v3; the README of huggingface/safetensors, "Format".
 
 _GGUF_MAGIC = b"GGUF"
-_GGUF_STRING, _GGUF_ARRAY = 8, 9
+_GGUF_BOOL, _GGUF_STRING, _GGUF_ARRAY = 7, 8, 9
 _GGUF_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?",
                  10: "Q", 11: "q", 12: "d"}                 # value type: letter of struct
 _GGUF_ALIGNMENT = 32                                        # unless general.alignment says
 _GGUF_MAX_DIMS = 4
-_LEAST_PAIR_BYTES = 8 + 4 + 1                               # key length, type, a byte
-_LEAST_INFO_BYTES = 8 + 4 + 8 + 4 + 8                       # name length, n_dims, dim, type, offset
-_SAFETENSORS_MAX_HEADER = 100_000_000                       # as in the safetensors library
+_LEAST_PAIR_BYTES = 8 + 4 + 1                               # length of key, type, a byte
+_LEAST_INFO_BYTES = 8 + 4 + 8 + 4 + 8                       # length of name, n_dims, ...
+_MAX_COUNT = 1 << 20                                        # tensors, metadata keys
+_MAX_ARRAY = 1 << 24                                        # elements of a metadata array
+_MAX_JSON_BYTES = 100_000_000                               # as in the safetensors library
 _SAFETENSORS_FLOATS = ("F32", "F16", "BF16")
 
 
@@ -572,8 +624,10 @@ class Tensor:
         self._data = view if view.format == "B" else view.cast("B")
         self.offset, self.path = offset, path
         self.strides = _row_major(self.shape) if strides is None else tuple(strides)
-        assert strides is not None or not format.block_len or (
-            len(self._data) == format.n_bytes(self.size)), "shape x format bytes, checked before"
+        if strides is None and format.block_len and len(self._data) != format.n_bytes(self.size):
+            raise KshipraError(f"tensor {_quote(name)} of type {format.name} and shape {shape} "
+                               f"needs {format.n_bytes(self.size)} bytes, against "
+                               f"{len(self._data)}", path, offset)
 
     def __repr__(self):
         return f"<Tensor {self.name} {self.format.name} {self.shape}>"
@@ -591,6 +645,11 @@ class Tensor:
                                "kshipra does not compute with; take a file with another "
                                "quantization", self.path, self.offset)
         return self._data
+
+    @property
+    def n_bytes(self) -> int:
+        """The bytes from the first element to the last; 0 if the type's size is unknown."""
+        return len(self._data)
 
     @property
     def contiguous(self) -> bool:
@@ -658,11 +717,12 @@ class Tensor:
         """Return the view that begins at element `first` and ends at its own last element."""
         span = sum((n - 1) * stride for n, stride in zip(shape, strides)) + 1
         end = first + span if math.prod(shape) else first
+        whole = self.data
         if first % self.format.block_len or end % self.format.block_len:
             raise KshipraError(f"tensor {_quote(self.name)}: elements {first} to {end} cut a "
                                f"{self.format.name} block of {self.format.block_len}", self.path)
         start_bytes = self.format.n_bytes(first)
-        data = self._data[start_bytes:self.format.n_bytes(end)]
+        data = whole[start_bytes:self.format.n_bytes(end)]
         offset = None if self.offset is None else self.offset + start_bytes
         return Tensor(self.name, self.format, shape, data, offset, self.path, strides)
 
@@ -682,7 +742,9 @@ class Strings:
 
     def raw(self) -> list:
         """Return every string as bytes."""
-        return [bytes(self._view[start + 8:end])
+        first = self._ends[0]
+        copy = bytes(self._view[first:self._ends[-1]])
+        return [copy[start - first + 8:end - first]
                 for start, end in zip(self._ends, self._ends[1:])]
 
     def __iter__(self):
@@ -694,9 +756,6 @@ class Strings:
         i = range(len(self))[index]
         piece = bytes(self._view[self._ends[i] + 8:self._ends[i + 1]])
         return piece.decode("utf-8", "surrogateescape")
-
-    def __eq__(self, other):
-        return list(self) == list(other)
 
     def __repr__(self):
         return f"<{len(self)} strings>"
@@ -743,13 +802,14 @@ class _Cursor:
     def strings(self, n, what):
         """Return n strings as Strings.  The loop checks nothing: a false length runs past
         the end of the file, and the next read, or the last line, finds it there."""
-        self.off, start = self.take(0, what), self.off
-        unpack, view, off, ends = struct.Struct("<Q").unpack_from, self.view, start, [start]
+        unpack, view = struct.Struct("<Q").unpack_from, self.view
+        start = off = self.off
+        ends = array("Q", [start])
         try:
             for _ in range(n):
                 off += 8 + unpack(view, off)[0]
                 ends.append(off)
-        except (struct.error, OverflowError):
+        except (struct.error, OverflowError):   # OverflowError: beyond what an address holds
             off = len(view) + 1
         if off > len(view):
             self.fail(f"{what}: string {len(ends) - 1} of {n} runs past the end of the file, "
@@ -766,7 +826,7 @@ def _metadata_value(cursor, kind, what):
         return _metadata_array(cursor, what)
     if kind not in _GGUF_SCALARS:
         cursor.fail(f"{what} has value type {kind}; GGUF knows types 0 to 12", cursor.off - 4)
-    if kind == 7:
+    if kind == _GGUF_BOOL:
         (value,) = cursor.numbers("B", what)
         if value > 1:
             cursor.fail(f"{what} is a bool of value {value}, against 0 or 1", cursor.off - 1)
@@ -777,21 +837,24 @@ def _metadata_value(cursor, kind, what):
 def _metadata_array(cursor, what):
     """Return an array value: element type u32, count u64, elements."""
     kind, n = cursor.numbers("IQ", what)
-    left_bytes = len(cursor.view) - cursor.off
-    if kind == _GGUF_STRING:
-        if 8 * n > left_bytes:
-            cursor.fail(f"{what} counts {n} strings but {left_bytes} bytes are left; the file is "
-                        "truncated, so fetch it again")
-        return cursor.strings(n, what)
-    if kind not in _GGUF_SCALARS:
+    if kind != _GGUF_STRING and kind not in _GGUF_SCALARS:
         cursor.fail(f"{what} is an array of element type {kind}; kshipra reads arrays of numbers "
                     "and of strings", cursor.off - 12)
-    letter = "B" if kind == 7 else _GGUF_SCALARS[kind]
-    start = cursor.take(n * struct.calcsize(letter), what)
+    letter = "Q" if kind == _GGUF_STRING else "B" if kind == _GGUF_BOOL else _GGUF_SCALARS[kind]
+    least_bytes, left_bytes = n * struct.calcsize(letter), len(cursor.view) - cursor.off
+    if least_bytes > left_bytes:
+        cursor.fail(f"{what} has {n} elements, at least {least_bytes} bytes, but {left_bytes} are "
+                    "left; the file is truncated, so fetch it again", cursor.off - 8)
+    if n > _MAX_ARRAY:
+        cursor.fail(f"{what} has {n} elements, over {_MAX_ARRAY}, the most that kshipra reads",
+                    cursor.off - 8)
+    if kind == _GGUF_STRING:
+        return cursor.strings(n, what)
+    start = cursor.take(least_bytes, what)
     values = array(letter, bytes(cursor.view[start:cursor.off]))
-    if kind == 7:
+    if kind == _GGUF_BOOL:
         if max(values, default=0) > 1:
-            cursor.fail(f"{what} is an array of bools with a value over 1", start)
+            cursor.fail(f"{what} is an array of bools, one of them {max(values)}", start)
         return [bool(value) for value in values]
     return values
 
@@ -815,6 +878,8 @@ def _gguf_header(cursor):
         if n * least > left_bytes:
             cursor.fail(f"{what} count {n} needs at least {n * least} bytes but {left_bytes} are "
                         "left; the file is truncated or damaged, so fetch it again", 8)
+        if n > _MAX_COUNT:
+            cursor.fail(f"{what} count {n} is over {_MAX_COUNT}, the most that kshipra reads", 8)
     return version, n_tensors, n_pairs
 
 
@@ -888,10 +953,11 @@ def _gguf_tensors(cursor, infos, alignment):
     return tensors
 
 
-def _gguf_alignment(cursor, metadata):
+def _gguf_alignment(metadata, path):
     alignment = metadata.get("general.alignment", _GGUF_ALIGNMENT)
     if type(alignment) is not int or alignment < 8 or alignment & (alignment - 1):
-        cursor.fail(f"general.alignment is {_quote(alignment)}, against a power of two from 8 up")
+        raise KshipraError(f"general.alignment is {_quote(alignment)}, against a power of two, "
+                           "8 or more", path)
     return alignment
 
 
@@ -900,7 +966,7 @@ def _read_gguf(path, view):
     cursor = _Cursor(view, path)
     version, n_tensors, n_pairs = _gguf_header(cursor)
     metadata = _gguf_metadata(cursor, n_pairs)
-    alignment = _gguf_alignment(cursor, metadata)
+    alignment = _gguf_alignment(metadata, path)
     infos = _gguf_infos(cursor, n_tensors)
     return version, metadata, _gguf_tensors(cursor, infos, alignment)
 
@@ -927,9 +993,8 @@ class GGUF:
             raise KshipraError(f"split.count is {_quote(n_parts)}, against 1 to 99999", self.path)
         ending = f"-00001-of-{n_parts:05d}.gguf"
         if not self.path.endswith(ending):
-            raise KshipraError(f"this is one part of a model split in {n_parts}, but its name does "
-                               f"not end in {ending}; open the first part, under its own name",
-                               self.path)
+            raise KshipraError(f"a part of a model split in {n_parts}, but its name does not end "
+                               f"in {ending}; open the first part, under its own name", self.path)
         for i in range(2, n_parts + 1):
             part = self.path[:-len(ending)] + f"-{i:05d}-of-{n_parts:05d}.gguf"
             if not os.path.isfile(part):
@@ -991,12 +1056,12 @@ def _safetensors_tensor(name, info, view, data_off, cursor):
                     "end", 8)
     start, end = offsets
     if data_off + end > len(view):
-        cursor.fail(f"{what}: data_offsets end at byte {data_off + end}, past the end of the file, "
-                    f"{len(view)} bytes; the file is truncated, so fetch it again", 8)
+        cursor.fail(f"{what}: data_offsets end at byte {data_off + end}, past the end of the "
+                    f"file, {len(view)} bytes; the file is truncated, so fetch it again", 8)
     n_bytes = format.n_bytes(math.prod(shape))
     if n_bytes != end - start:
-        cursor.fail(f"{what}: dtype {dtype} and shape {_quote(tuple(shape))} need {_quote(n_bytes)} "
-                    f"bytes, against the {end - start} of its data_offsets", 8)
+        cursor.fail(f"{what}: dtype {dtype} and shape {_quote(tuple(shape))} need "
+                    f"{_quote(n_bytes)} bytes, against the {end - start} of its data_offsets", 8)
     data = view[data_off + start:data_off + end]
     return Tensor(name, format, shape, data, data_off + start, cursor.path)
 
@@ -1009,9 +1074,9 @@ class Safetensors:
         view = _map_file(self.path)
         cursor = _Cursor(view, self.path)
         (header_bytes,) = cursor.numbers("Q", "the header length")
-        if header_bytes > _SAFETENSORS_MAX_HEADER:
+        if header_bytes > _MAX_JSON_BYTES:
             cursor.fail(f"header length {header_bytes} is too large, against at most "
-                        f"{_SAFETENSORS_MAX_HEADER}; this is no safetensors file", 0)
+                        f"{_MAX_JSON_BYTES}; this is no safetensors file", 0)
         start = cursor.take(header_bytes, "the header")
         header = _parse_object(view[start:cursor.off], "the header", self.path, 8)
         self.metadata = header.pop("__metadata__", {})
@@ -1035,10 +1100,17 @@ class Safetensors:
                                "holds something else", self.path, end)
 
 
-def _read_file(path):
+def _read_json(path):
+    """Return the JSON object in a file."""
+    name = os.path.basename(path)
+    if not os.path.isfile(path):                # a pipe would be waited for
+        raise KshipraError(f"{name} is missing; this is no model directory, or not a whole one",
+                           path)
+    if os.path.getsize(path) > _MAX_JSON_BYTES:
+        raise KshipraError(f"{name} is larger than {_MAX_JSON_BYTES} bytes", path)
     try:
         with open(path, "rb") as file:
-            return file.read()
+            return _parse_object(file.read(), name, path)
     except OSError as error:
         raise KshipraError(f"cannot be read: {error.strerror}", path) from None
 
@@ -1081,8 +1153,7 @@ class HFDirectory:
         return os.path.isfile(os.path.join(self.path, name))
 
     def _object(self, name):
-        file = os.path.join(self.path, name)
-        return _parse_object(_read_file(file), name, file)
+        return _read_json(os.path.join(self.path, name))
 
     def _weight_map(self):
         """Return {tensor: shard} from the index, every shard a file of this directory."""
@@ -1098,8 +1169,8 @@ class HFDirectory:
             raise KshipraError("weight_map is missing or no JSON object of names", file)
         for tensor, shard in homes.items():
             if type(shard) is not str:
-                raise KshipraError(f"weight_map: the shard of {_quote(tensor)} is {_quote(shard)}, "
-                                   "against a file name", file)
+                raise KshipraError(f"weight_map: the shard of {_quote(tensor)} is "
+                                   f"{_quote(shard)}, against a file name", file)
             if shard in ("", ".", "..") or any(c in shard for c in "/\\:\0"):
                 raise KshipraError(f"weight_map: shard {_quote(shard)} of {_quote(tensor)} points "
                                    "outside the directory", file)
@@ -1125,8 +1196,8 @@ def _entries(tensors):
         if name in names:
             raise KshipraError(f"tensor {_quote(name)} is to be written twice")
         if shape and shape[-1] % format.block_len:
-            raise KshipraError(f"tensor {_quote(name)}: rows of {shape[-1]} are no multiple of the "
-                               f"{format.name} block of {format.block_len}")
+            raise KshipraError(f"tensor {_quote(name)}: rows of {shape[-1]} are no multiple of "
+                               f"the {format.name} block of {format.block_len}")
         names.add(name)
         entries.append((name, format, tuple(shape), pieces))
     return entries
@@ -1138,8 +1209,8 @@ def _write_pieces(file, name, pieces, n_bytes):
     for piece in pieces:
         done_bytes += file.write(piece)
     if done_bytes != n_bytes:
-        raise KshipraError(f"tensor {_quote(name)}: {done_bytes} bytes to write, against {n_bytes} "
-                           "for its shape and format")
+        raise KshipraError(f"tensor {_quote(name)}: {done_bytes} bytes to write, against "
+                           f"{n_bytes} for its shape and format")
 
 
 @contextlib.contextmanager
@@ -1178,7 +1249,7 @@ def _gguf_integer_kind(values):
 def _gguf_value(value):
     """Return (value type, bytes) of a metadata value."""
     if isinstance(value, bool):
-        return 7, struct.pack("<?", value)
+        return _GGUF_BOOL, struct.pack("<?", value)
     if isinstance(value, int):
         kind = _gguf_integer_kind([value])
         return kind, struct.pack("<" + _GGUF_SCALARS[kind], value)
@@ -1202,7 +1273,7 @@ def _gguf_elements(values):
     if kinds == {str}:
         return _GGUF_STRING, b"".join([_gguf_string(v) for v in values])
     if kinds == {bool}:
-        return 7, bytes(values)
+        return _GGUF_BOOL, bytes(values)
     if kinds == {int}:
         kind = _gguf_integer_kind(values)
         return kind, struct.pack(f"<{len(values)}{_GGUF_SCALARS[kind]}", *values)
@@ -1219,7 +1290,7 @@ def write_gguf(path, metadata: dict, tensors) -> None:
     written as u32 where it fits, else i32, u64, i64; a float as f32; an array as its type.
     tensors: {name: Tensor} or an iterable of Tensors or (name, format, shape, pieces)
     """
-    alignment = metadata.get("general.alignment", _GGUF_ALIGNMENT)
+    alignment = _gguf_alignment(metadata, path)
     entries = _entries(tensors)
     head = [_GGUF_MAGIC, struct.pack("<IQQ", 3, len(entries), len(metadata))]
     for key, value in metadata.items():
@@ -1228,8 +1299,8 @@ def write_gguf(path, metadata: dict, tensors) -> None:
     offset, sizes = 0, []
     for name, format, shape, _ in entries:
         if format.type_id is None or not 1 <= len(shape) <= _GGUF_MAX_DIMS:
-            raise KshipraError(f"tensor {_quote(name)} of type {format.name} and shape {shape} has "
-                               "no place in GGUF")
+            raise KshipraError(f"tensor {_quote(name)} of type {format.name} and shape {shape} "
+                               "has no place in GGUF")
         head += [_gguf_string(name), struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1]),
                  struct.pack("<IQ", format.type_id, offset)]
         sizes.append(format.n_bytes(math.prod(shape)))
