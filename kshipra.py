@@ -2343,6 +2343,13 @@ def lane_sum(values):
     return tree_sum(lanes)
 
 
+def check_finite(values):
+    """Raise KshipraError if one of the values is infinite or not a number."""
+    if not math.isfinite(sum(values)):
+        raise KshipraError("an activation is infinite or not a number; the model's weights are "
+                           "damaged or its type cannot hold them, so fetch it again")
+
+
 # 4.1 Functions of one number.  libm differs between systems in the last bit, so exp is our
 # own: x = n ln 2 + r, exp(r) by a polynomial, times 2**n.  ln 2 is split in two parts, the
 # first with so few bits that n * LN2_HI is exact (Cody and Waite 1980; coefficients of
@@ -2357,8 +2364,12 @@ POWERS_OF_2 = [2.0 ** n for n in range(-126, 128)]
 
 
 def exp(x):
-    """Return e to the power of each element of x; x is first clamped to EXP_MIN..EXP_MAX."""
+    """Return e to the power of each element of x; x is first clamped to EXP_MIN..EXP_MAX.
+
+    Raises KshipraError for what is not a number; infinities are clamped like the rest.
+    """
     x = [EXP_MIN if v < EXP_MIN else EXP_MAX if v > EXP_MAX else v for v in x]
+    check_finite(x)
     n = list(map(round, f32_scale(x, LOG2_E)))
     r = array("f", [v - k * LN2_HI for v, k in zip(x, n)])
     r = f32_sub(r, f32_scale(n, LN2_LO))
@@ -2410,9 +2421,7 @@ def quantize_activations(row):
     scale = amax / 127; code = x * (127 / amax), rounded half to even.
     Raises KshipraError when a value is not finite.
     """
-    if not math.isfinite(sum(row)):
-        raise KshipraError("an activation is infinite or not a number; the model's weights are "
-                           "damaged or its type cannot hold them, so fetch it again")
+    check_finite(row)
     codes, scales = [], array("f")
     for i in range(0, len(row), ACT_BLOCK):
         block = row[i:i + ACT_BLOCK]
@@ -2591,7 +2600,11 @@ CHUNK = 64
 
 
 def softcap_of(x, cap):
-    """Return cap * tanh(x / cap), element by element, with tanh(u) = 1 - 2 / (1 + exp(2 u))."""
+    """Return cap * tanh(x / cap), element by element, with tanh(u) = 1 - 2 / (1 + exp(2 u)).
+
+    Raises KshipraError for an infinite x, which a cap would hide.
+    """
+    check_finite(x)
     u = array("f", [v / cap for v in x])
     e = array("f", [v + 1.0 for v in exp(f32_scale(u, 2.0))])
     t = array("f", [1.0 - v for v in array("f", [2.0 / v for v in e])])
@@ -2604,7 +2617,7 @@ def attend_chunk(q, keys, values, scale, first, cap=0.0):
     q: (head_dim,)   keys, values: array('f') (n, head_dim), flat, of positions first, first+1..
     m: largest score; l: sum of p = exp(score - m); o: (head_dim,), sum of p * value.
     Scores are lane sums over head_dim; l is a lane sum with position p in lane p mod 8; o adds
-    in order of position.
+    in order of position.  Raises KshipraError if a score is not finite.
     """
     dim = len(q)
     n = len(keys) // dim
@@ -2614,6 +2627,7 @@ def attend_chunk(q, keys, values, scale, first, cap=0.0):
     a, b, c, d, e, f, g, h = lanes
     half = f32_add(f32_add(a, b), f32_add(c, d))
     scores = f32_scale(f32_add(half, f32_add(f32_add(e, f), f32_add(g, h))), scale)
+    check_finite(scores)
     if cap:
         scores = softcap_of(scores, cap)
     m = max(scores)
@@ -2710,7 +2724,7 @@ class Reference:
         """Return each row of x scaled to root mean square 1, times w.
 
         x: (R, n), or (R, k * n): then each run of n, that is each head, by itself   w: (n,)
-        eps is added under the root, so a zero row stays zero.
+        eps > 0 is added under the root, so a zero row stays zero.
         Source: Zhang and Sennrich (2019), RMSNorm, eq. 4; eps as in Llama.
         """
         n, out = len(w), []
