@@ -1353,6 +1353,8 @@ def write_safetensors(path, metadata: dict, tensors) -> None:
 # translation of rare words with subword units", algorithm 1; the rules per family are those
 # of llama.cpp, src/llama-vocab.cpp, and of each model's tokenizer.json.
 
+# 3.1 Merging, and the vocabulary that says what may merge.
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)     # GGUF, token_type
 
 WORD_CACHE_ENTRIES = 1 << 16    # words whose ids are remembered,
@@ -1363,19 +1365,28 @@ def bpe_merge(parts, rank):
     """Join neighbours in parts, lowest rank first and leftmost of equals, while any has a rank.
 
     parts: list of str   rank(left, right): a number, or None where the pair does not merge
-    The parts are a linked list (before, after) and a heap holds every pair that ever had a
-    rank; an entry whose rank is no longer that of its place is out of date and is skipped.
+    The parts are a linked list (before, after).  Every rank has a heap of its places, and the
+    ranks are in a heap too.  A place whose rank has changed since is out of date and skipped.
     So n characters cost n log n, also when they are all equal.
 
-    >>> bpe_merge(list("abab"), {("a", "b"): 0, ("ab", "ab"): 1}.get) -> ["abab"]
+    With ranks {"a b": 0, "ab ab": 1}: a b a b -> ab a b -> ab ab -> abab.
     """
     n = len(parts)
-    before, after = list(range(-1, n - 1)), list(range(1, n + 1))
+    numbers = list(range(-1, n + 1))
+    before, after = numbers[:n], numbers[2:]
     ranks = [rank(left, right) for left, right in zip(parts, parts[1:])] + [None]
-    heap = [(r, i) for i, r in enumerate(ranks) if r is not None]
-    heapq.heapify(heap)
-    while heap:
-        r, i = heapq.heappop(heap)
+    places = {}
+    for i, r in enumerate(ranks):
+        if r is not None:
+            places.setdefault(r, []).append(i)
+    order = list(places)
+    heapq.heapify(order)
+    while order:
+        r = order[0]
+        if not places[r]:
+            del places[heapq.heappop(order)]
+            continue
+        i = heapq.heappop(places[r])
         if ranks[i] != r:
             continue
         gone = after[i]
@@ -1388,9 +1399,12 @@ def bpe_merge(parts, rank):
             if left < 0:
                 continue
             right = after[left]
-            ranks[left] = rank(parts[left], parts[right]) if right < n else None
-            if ranks[left] is not None:
-                heapq.heappush(heap, (ranks[left], left))
+            new = ranks[left] = rank(parts[left], parts[right]) if right < n else None
+            if new is not None:
+                if new not in places:
+                    places[new] = []
+                    heapq.heappush(order, new)
+                heapq.heappush(places[new], left)
     return [part for part in parts if part is not None]
 
 
@@ -1398,7 +1412,7 @@ class Vocabulary:
     """The text and the type of every token id, and the ways to look a text up.
 
     texts: sequence of str or UTF-8 bytes   types: sequence of int
-    Nothing is decoded or indexed before it is asked for: a vocabulary may hold 262144 tokens.
+    No index is built before it is asked for: a vocabulary may hold 262144 tokens.
     """
 
     def __init__(self, texts, types):
@@ -1408,14 +1422,17 @@ class Vocabulary:
         return len(self.texts)
 
     def text(self, token):
-        text = self.texts[token]
-        return text if isinstance(text, str) else bytes(text).decode("utf-8", "surrogateescape")
+        """Return a token's text; bytes that are not UTF-8 are surrogates in it."""
+        return _as_str(self.texts[token])
 
     @functools.cached_property
     def special(self):
         """{text: token} of the tokens that are matched as they stand, before any word is cut."""
         kinds = (UNKNOWN, CONTROL, USER_DEFINED)
-        found = {self.text(i): i for i, kind in enumerate(self.types) if kind in kinds}
+        found = {}
+        for token, kind in enumerate(self.types):
+            if kind in kinds:
+                found.setdefault(self.text(token), token)
         found.pop("", None)
         return found
 
@@ -1425,19 +1442,25 @@ class Vocabulary:
 
         Of two tokens with one text the lower id counts.
         """
-        found = {self.text(i): i for i in range(len(self) - 1, -1, -1)}
-        for i, kind in enumerate(self.types):
-            if kind not in (NORMAL, USER_DEFINED) and found.get(self.text(i)) == i:
-                del found[self.text(i)]
+        n = len(self)
+        texts = [_as_str(text) for text in self.texts]
+        found = dict(zip(reversed(texts), range(n - 1, -1, -1)))
+        for token, kind in enumerate(self.types):
+            if kind not in (NORMAL, USER_DEFINED) and found.get(texts[token]) == token:
+                del found[texts[token]]
         return found
 
     @functools.cached_property
     def byte_ids(self):
-        """{byte: token} of the tokens of type BYTE."""
-        return {self.text(i): i for i, kind in enumerate(self.types) if kind == BYTE}
+        """{"<0xF0>": token} of the tokens that stand for one byte."""
+        return {self.text(token): token for token, kind in enumerate(self.types) if kind == BYTE}
 
 
-# Where to cut words.  Every family has its regular expressions, applied one after another,
+def _as_str(text):
+    return text if isinstance(text, str) else bytes(text).decode("utf-8", "surrogateescape")
+
+
+# 3.2 Where to cut words.  Every family has its regular expressions, applied one after another,
 # each to what the one before has cut.  They speak of Unicode classes, which `re` does not
 # know.  So a character that is not ASCII is first replaced by a stand-in for its class; then
 # \p{L} is a short set, and \s in ASCII mode is right too.
@@ -1448,22 +1471,53 @@ CLASSES = {"Lu": "A-ZÀ", "Ll": "a-zà", "Lt": "ǅ", "Lm": "ʰ", "Lo": "ª", "L"
            "M": "\u0300", "N": "0-9²", "P": r"!-#%-*,-/:;?@\[-\]_{}¡", "S": "$+<=>^`|~©"}
 
 
-class ClassTable(dict):
-    """A table for str.translate that fills itself: code point -> stand-in of its class."""
+# The letters, marks, numbers and punctuation that Unicode 14.0, 15.0 and 15.1 added, since
+# Python 3.9 knows 13.0 only and ids must not depend on the Python.  Source: UnicodeData.txt.
+NEWER = {
+    "Lu": "2c2f a7c0 a7d0 a7d6 a7d8 10570-1057a 1057c-1058a 1058c-10592 10594-10595",
+    "Ll": "2c5f a7c1 a7d1 a7d3 a7d5 a7d7 a7d9 10597-105a1 105a3-105b1 105b3-105b9 105bb-105bc "
+          "1df00-1df09 1df0b-1df1e 1df25-1df2a",
+    "Lm": "8c9 a7f2-a7f4 10780-10785 10787-107b0 107b2-107ba 1aff0-1aff3 1aff5-1affb "
+          "1affd-1affe 1e030-1e06d 1e4eb",
+    "Lo": "870-887 889-88e 8b5 8c8 c5d cdd 170d 171f 1b4c 9ffd-9fff 10f70-10f81 11071-11072 "
+          "11075 1123f-11240 11740-11746 11ab0-11abf 11f02 11f04-11f10 11f12-11f33 12f90-12ff0 "
+          "1342f 13441-13446 16a70-16abe 1b11f-1b122 1b132 1b155 1df0a 1e290-1e2ad 1e4d0-1e4ea "
+          "1e7e0-1e7e6 1e7e8-1e7eb 1e7ed-1e7ee 1e7f0-1e7fe 2a6de-2a6df 2b735-2b739 2ebf0-2ee5d "
+          "31350-323af",
+    "M": "898-89f 8ca-8d2 c3c cf3 ece 1715 180f 1ac1-1ace 1dfa 10efd-10eff 10f82-10f85 11070 "
+         "11073-11074 110c2 11241 11f00-11f01 11f03 11f34-11f3a 11f3e-11f42 13440 13447-13455 "
+         "1cf00-1cf2d 1cf30-1cf46 1e08f 1e2ae 1e4ec-1e4ef",
+    "N": "11f50-11f59 16ac0-16ac9 1d2c0-1d2d3 1e4f0-1e4f9",
+    "P": "61d 1b7d-1b7e 2e53-2e5d 10f86-10f89 116b9 11b00-11b09 11f43-11f4f 12ff1-12ff2",
+}
+
+
+def stand_in(code):
+    """Return the stand-in for a code point; ASCII stands for itself."""
+    if code < 128:
+        return chr(code)
+    if code == 0x85:                            # next line: a control, but white space
+        return STAND_INS["Z"]
+    category = unicodedata.category(chr(code))
+    if category == "Cn":
+        for newer, runs in NEWER.items():
+            bounds = (run.split("-") for run in runs.split())
+            if any(int(run[0], 16) <= code <= int(run[-1], 16) for run in bounds):
+                category = newer
+    return STAND_INS.get(category) or STAND_INS[category[0]]
+
+
+class StandIns(dict):
+    """A table for str.translate that fills itself, to a bound."""
 
     def __missing__(self, code):
-        category = unicodedata.category(chr(code))
-        stand_in = STAND_INS.get(category) or STAND_INS[category[0]]
-        if code < 128:
-            stand_in = chr(code)
-        elif code == 0x85:                      # next line: a control, but white space
-            stand_in = STAND_INS["Z"]
+        found = stand_in(code)
         if len(self) < 1 << 16:
-            self[code] = stand_in
-        return stand_in
+            self[code] = found
+        return found
 
 
-CLASS_TABLE = ClassTable()
+STAND_IN_TABLE = StandIns()
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -1526,8 +1580,11 @@ def compile_pattern(pattern):
 
 
 def cut_words(text, patterns):
-    """Return text cut at the matches of each pattern in turn, and between them; loses nothing."""
-    stand_ins = text if text.isascii() else text.translate(CLASS_TABLE)
+    """Return text cut at the matches of each pattern in turn, and between them; loses nothing.
+
+    With GPT2: "I'll go  on" -> ["I", "'ll", " go", " ", " on"].
+    """
+    stand_ins = text if text.isascii() else text.translate(STAND_IN_TABLE)
     spans = [(0, len(text))]
     for pattern in patterns:
         compiled, over_stand_ins = compile_pattern(pattern)
@@ -1545,6 +1602,29 @@ def cut_words(text, patterns):
     return [text[start:end] for start, end in spans]
 
 
+def normalize(form, text):
+    """Return unicodedata.normalize(form, text), in linear time.
+
+    The library sorts a run of marks by insertion, which takes the square of its length; so
+    long runs are decomposed and sorted here.  Source: Unicode Standard, 3.11, canonical order.
+    """
+    def in_order(match):
+        marks = "".join([unicodedata.normalize("NFD", c) for c in text[slice(*match.span())]])
+        runs = itertools.groupby(marks, lambda c: unicodedata.combining(c) > 0)
+        return "".join(["".join(sorted(run, key=unicodedata.combining)) if moves
+                        else "".join(run) for moves, run in runs])
+
+    if text.isascii():
+        return text
+    out, start = [], 0
+    for match in re.finditer(STAND_INS["M"] + "{32,}", text.translate(STAND_IN_TABLE)):
+        out += [text[start:match.start()], in_order(match)]
+        start = match.end()
+    return unicodedata.normalize(form, "".join(out) + text[start:])
+
+
+# 3.3 The two families.  Both offer words(text, first), word_ids(word) and piece(text).
+#
 # Byte-level vocabularies write a byte as a printable character: printable Latin-1 as itself,
 # the other 68 bytes as U+0100 and on.  Source: GPT-2, encoder.py, bytes_to_unicode.
 
@@ -1582,7 +1662,7 @@ class ByteLevel:
 
     def words(self, text, first):
         if self.normal_form:
-            text = unicodedata.normalize(self.normal_form, text)
+            text = normalize(self.normal_form, text)
         for word in cut_words(text, self.patterns):
             yield word.encode("utf-8").decode("latin-1").translate(BYTE_TO_CHAR)
 
@@ -1599,35 +1679,34 @@ class ByteLevel:
                         else c.encode("utf-8", "surrogateescape") for c in text)
 
 
-SPACE = "\u2581"        # SentencePiece writes a space as a lower block
+SPACE = "\u2581"                            # how SentencePiece writes a space
+BYTE_TEXT = re.compile("<0x[0-9A-F]{2}>")   # and a byte without a character
 
 
 class SentencePiece:
     """SentencePiece BPE: characters, merged by the score of the result, with byte fallback.
 
-    rank(left, right): as in bpe_merge
+    rank(left, right): as in bpe_merge   unknown_id: for characters without byte tokens
     space_prefix: "always" puts a space before the text and again after each special token,
     "first" only before the text, "never"; a text that begins with one gets none if `once`.
     """
 
-    def __init__(self, vocabulary, rank, space_prefix="always", once=False, normal_form=None):
-        self.vocabulary, self.rank = vocabulary, rank
+    def __init__(self, vocabulary, rank, space_prefix, unknown_id=None, once=False,
+                 normal_form=None):
+        self.vocabulary, self.rank, self.unknown_id = vocabulary, rank, unknown_id
         self.space_prefix, self.once, self.normal_form = space_prefix, once, normal_form
-        self.unknown_id = next((i for i, t in enumerate(vocabulary.types) if t == UNKNOWN), None)
 
     @functools.cached_property
     def cuts(self):
-        """Where merging cannot reach across: before a space, after a character that no token
-        has before a space.  So words can be merged, and remembered, one by one."""
-        tokens = "\n".join(self.vocabulary.ids)
-        inside = set(re.findall(f"(.){SPACE}", tokens, re.DOTALL)) - {"\n"}
-        inside |= {"\n"} if any(f"\n{SPACE}" in text for text in self.vocabulary.ids) else set()
-        return re.compile(f"(?<![{re.escape(''.join(sorted(inside)))}])(?={SPACE})"
-                          if inside else f"(?={SPACE})")
+        """Where no merge can reach across: before a space, unless after a character that some
+        token has before a space.  So words can be merged, and remembered, one by one."""
+        tokens = "\0".join(self.vocabulary.ids)
+        inside = "".join(sorted(set(re.findall(f"(?s)(.){SPACE}", tokens)) | {SPACE}))
+        return re.compile(f"(?<![{re.escape(inside)}])(?={SPACE})")
 
     def words(self, text, first):
         if self.normal_form:
-            text = unicodedata.normalize(self.normal_form, text)
+            text = normalize(self.normal_form, text)
         text = text.replace(" ", SPACE)
         wanted = self.space_prefix == "always" or (self.space_prefix == "first" and first)
         if wanted and not (self.once and text.startswith(SPACE)):
@@ -1641,12 +1720,13 @@ class SentencePiece:
             if part in ids:
                 out.append(ids[part])
                 continue
-            for byte in part.encode("utf-8"):
-                token = byte_ids.get(f"<0x{byte:02X}>", self.unknown_id)
-                if token is None:
-                    raise KshipraError(f"tokenizer: no token for {part!r}, none for byte "
-                                       f"{byte:#04x} and no unknown token")
-                out.append(token)
+            bytes_of_part = [byte_ids.get(f"<0x{b:02X}>") for b in part.encode("utf-8")]
+            if None in bytes_of_part:
+                bytes_of_part = [self.unknown_id]
+            if None in bytes_of_part:
+                raise KshipraError(f"tokenizer: the vocabulary has no token for {part!r}, not all "
+                                   "bytes and no unknown token; leave the character out")
+            out.extend(bytes_of_part)
         return out
 
     def piece(self, text):
@@ -1654,16 +1734,22 @@ class SentencePiece:
         return text.replace(SPACE, " ").encode("utf-8", "surrogateescape")
 
 
-# Tokens that end a turn or a text, whatever the metadata calls them.  Source: llama.cpp,
-# src/llama-vocab.cpp, special_eog_ids.
+# 3.4 The tokenizer.
+#
+# Tokens that end a turn or a text, whatever the metadata call them, if they are special in the
+# vocabulary at all.  Source: llama.cpp, src/llama-vocab.cpp, special_eog_ids.
 STOP_TEXTS = {
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>",
-    "<|calls|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|end_of_text|>",
-    "<end_of_utterance>", "<eos>", "</s>", "<EOT>", "_<EOT>", "<|EOT|>", "[EOT]", "[EOS]",
+    "<|calls|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|end_of_text|>", "<|EOT|>",
+    "<end_of_utterance>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
     "<｜end▁of▁sentence｜>"}
-# Of these and the turn openers, files may say "user defined"; here they are control tokens,
-# so that no one can type them.
-TURN_TEXTS = STOP_TEXTS | {"<start_of_turn>", "<|im_start|>", "<|turn>"}
+# Of these, the turn openers and the marks of fill-in-the-middle a file may say "user-defined".
+# Here they are control tokens all the same, so that no one can type them.
+CONTROL_TEXTS = STOP_TEXTS | {
+    "<start_of_turn>", "<|turn>", "<|im_start|>", "<|start_header_id|>", "<|end_header_id|>",
+    "<｜begin▁of▁sentence｜>", "<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>",
+    *(mark.format(part) for mark in ("<|fim_{}|>", "<fim_{}>", "<fim-{}>")
+      for part in ("prefix", "suffix", "middle", "pad"))}
 
 
 class Tokenizer:
@@ -1672,6 +1758,8 @@ class Tokenizer:
     n_vocab: number of tokens   bos_id, eos_id: int or None   stop_ids: set of all ids that
     end a generation   add_bos, add_eos: whether encode adds them
     """
+
+    _WHITE_SPACE = re.compile(r"\s*")
 
     def __init__(self, model, bos_id=None, eos_id=None, stop_ids=(), add_bos=False,
                  add_eos=False, strips=None):
@@ -1683,11 +1771,14 @@ class Tokenizer:
         self._cache = {}
         types, special = self.vocabulary.types, self.vocabulary.special
         self._control = {i for i, kind in enumerate(types) if kind in (CONTROL, UNKNOWN)}
-        self._control.update(special[text] for text in TURN_TEXTS & special.keys())
-        stops = {special[text] for text in STOP_TEXTS & special.keys()}
-        if {"<|return|>", "<|call|>", "<|end|>"} <= special.keys() or "<|channel|>" in special:
-            stops.discard(special.get("<|end|>"))       # gpt-oss: ends a message, not the turn
-        self.stop_ids = stops | {i for i in {eos_id, *stop_ids} if i is not None}
+        stops = STOP_TEXTS & special.keys()
+        if "<|channel|>" in special:
+            stops -= {"<|end|>"}                # gpt-oss: this ends a message, not the turn
+        if special.get("<s>") in self._control:
+            stops |= {"</s>"} & special.keys()  # to Gemma these two are tags of HTML
+        self.stop_ids = {special[text] for text in stops}
+        self.stop_ids |= {token for token in (eos_id, *stop_ids) if token is not None}
+        self._control.update(special[text] for text in (CONTROL_TEXTS | stops) & special.keys())
         self._control |= self.stop_ids & set(special.values())
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list:
@@ -1750,13 +1841,13 @@ class Tokenizer:
             for length in lengths[text[at]]:
                 token = ids.get(text[at:at + length])
                 if token is not None:
-                    left, right = self._strips.get(token, (False, False))
+                    strip_left, strip_right = self._strips.get(token, (False, False))
                     before = text[start:at]
-                    yield before.rstrip() if left else before
+                    yield before.rstrip() if strip_left else before
                     yield token
                     start = pos = at + length
-                    if right:
-                        start = pos = len(text) - len(text[pos:].lstrip())
+                    if strip_right:
+                        start = pos = self._WHITE_SPACE.match(text, pos).end()
                     break
             else:
                 pos = at + 1
@@ -1769,9 +1860,9 @@ class Tokenizer:
         text, kind = self.vocabulary.text(token), self.vocabulary.types[token]
         if kind == UNUSED:
             return b""
-        if kind == BYTE:
+        if kind == BYTE and BYTE_TEXT.fullmatch(text):
             return bytes((int(text[3:5], 16),))
-        if kind == NORMAL:
+        if kind in (NORMAL, BYTE):
             return self.model.piece(text)
         return text.encode("utf-8", "surrogateescape")
 
@@ -1818,15 +1909,7 @@ class TextStream:
         return self._decoder.decode(b"", True)
 
 
-# From files.  Every value below is untrusted: it is checked here, before it is an index.
-
-def _token_id(value, n_vocab, name, path):
-    """Return value if it is None or a token id; bool is not."""
-    if value is not None and (type(value) is not int or not 0 <= value < n_vocab):
-        raise KshipraError(f"{name}: {value!r} is no token id of a vocabulary of {n_vocab} tokens; "
-                           "the file is damaged or was converted wrongly", path)
-    return value
-
+# 3.5 From files.  Every value below is untrusted: it is checked here, before it is an index.
 
 def tokenizer_from_gguf(metadata, path=None):
     """Return the Tokenizer that GGUF metadata describe.
@@ -1840,52 +1923,65 @@ def tokenizer_from_gguf(metadata, path=None):
     def refuse(key, message):
         raise KshipraError(f"tokenizer.ggml.{key}: {message}", path)
 
-    def texts(key):
+    def array_of(kinds, key, n_wanted=None):
         found = get(key)
         if found is None or isinstance(found, (str, bytes)) or not hasattr(found, "__len__"):
-            refuse(key, f"a list of texts is needed but {type(found).__name__} was found")
-        if len(found) and not isinstance(found[0], (str, bytes)):
-            refuse(key, f"texts are needed but {found[0]!r} was found")
+            refuse(key, f"an array is needed, but {_quote(found)} was found")
+        if len(found) and not isinstance(found[0], kinds):
+            refuse(key, f"an array of {kinds[0].__name__} is needed, but it holds "
+                        f"{_quote(found[0])}")
+        if n_wanted is not None and len(found) != n_wanted:
+            refuse(key, f"length {len(found)}, but there are {n_wanted} tokens")
+        return found
+
+    def flag(key, default):
+        found = get(key, default)
+        return found if type(found) is bool else refuse(key, f"{_quote(found)} is no bool")
+
+    def token_id(key):
+        found = get(key)
+        if found is not None and (type(found) is not int or not 0 <= found < n_vocab):
+            refuse(key, f"{_quote(found)} is no token of a vocabulary of {n_vocab}; convert the "
+                        "model again")
         return found
 
     kind = get("model")
     if kind not in ("gpt2", "llama"):
-        refuse("model", f"{kind!r} is not supported; 'gpt2' (byte-level BPE) and 'llama' "
+        refuse("model", f"{_quote(kind)} is not supported; 'gpt2' (byte-level BPE) and 'llama' "
                         "(SentencePiece BPE) are")
-    tokens = texts("tokens")
+    tokens = array_of((str, bytes), "tokens")
     n_vocab = len(tokens)
-    types = get("token_type")
-    types = [NORMAL] * n_vocab if types is None else types
-    if len(types) != n_vocab:
-        refuse("token_type", f"length {len(types)}, but there are {n_vocab} tokens")
-    if not set(types) <= set(range(7)):
-        refuse("token_type", f"type {max(types)} is unknown; types are 0 to 6")
+    types = [NORMAL] * n_vocab
+    if get("token_type") is not None:
+        types = array_of((int,), "token_type", n_vocab)
+    if not set(types) <= set(range(1, 7)):
+        refuse("token_type", f"types {sorted(set(types))[:9]}, against 1 to 6")
     vocabulary = Vocabulary(tokens, types)
+    bos_id = token_id("bos_token_id")
 
-    ids = {name: _token_id(get(name + "_token_id"), n_vocab, f"tokenizer.ggml.{name}_token_id", path)
-           for name in ("bos", "eos", "eot", "eom")}
     if kind == "gpt2":
         pre = get("pre")
-        if pre not in PRE_TOKENIZERS:
-            refuse("pre", f"the rule {pre!r} for cutting words is unknown, and another one would "
-                          "give wrong tokens; convert the model again with a current converter"
-                          if pre is not None else
-                          "missing, so the rule for cutting words is unknown; convert the model "
-                          "again with a current converter")
-        model = ByteLevel(vocabulary, texts("merges"), PRE_TOKENIZERS[pre], pre in WHOLE_WORDS)
-        add_bos = pre in WHOLE_WORDS
+        if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
+            what = "is missing" if pre is None else f"is {_quote(pre)}, which is unknown"
+            refuse("pre", f"the rule for cutting words {what}, and a wrong rule would give wrong "
+                          "tokens; convert the model again with a current converter")
+        model = ByteLevel(vocabulary, array_of((str, bytes), "merges"), PRE_TOKENIZERS[pre],
+                          pre in WHOLE_WORDS)
+        adds_bos = pre in WHOLE_WORDS
     else:
-        scores = get("scores")
-        if scores is None or len(scores) != n_vocab:
-            refuse("scores", f"length {len(scores or ())}, but there are {n_vocab} tokens")
-        model = SentencePiece(vocabulary, _rank_by_scores(vocabulary, scores),
-                              "always" if get("add_space_prefix", True) else "never")
-        add_bos = True
+        scores = array_of((float, int), "scores", n_vocab)
+        space_prefix = "always" if flag("add_space_prefix", True) else "never"
+        model = SentencePiece(vocabulary, _rank_by_scores(vocabulary, scores), space_prefix,
+                              token_id("unknown_token_id"))
+        adds_bos = True
+    add_bos = flag("add_bos_token", adds_bos and bos_id is not None)
+    if add_bos and bos_id is None:
+        refuse("bos_token_id", "missing, but add_bos_token is true")
     name = str(metadata.get("general.name", "")).lower()
-    return Tokenizer(
-        model, ids["bos"], ids["eos"], [ids["eot"], ids["eom"]],
-        get("add_bos_token", add_bos), get("add_eos_token", False),
-        _phi3_strips(vocabulary) if "phi-3" in name or "phi3" in name else None)
+    return Tokenizer(model, bos_id, token_id("eos_token_id"),
+                     [token_id("eot_token_id"), token_id("eom_token_id")],
+                     add_bos, flag("add_eos_token", False),
+                     _phi3_strips(vocabulary) if "phi-3" in name or "phi3" in name else None)
 
 
 def _rank_by_scores(vocabulary, scores):
@@ -1905,20 +2001,6 @@ def _phi3_strips(vocabulary):
     return {i: (False, True) for text, i in vocabulary.special.items() if text not in plain}
 
 
-def _read_json_if_there(path):
-    """Return the object in a JSON file, {} where there is no such file."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-    except FileNotFoundError:
-        return {}
-    except (ValueError, RecursionError) as error:
-        raise KshipraError(f"not valid JSON: {error}; fetch the file again", path) from None
-    if not isinstance(found, dict):
-        raise KshipraError(f"a JSON object is needed but {type(found).__name__} was found", path)
-    return found
-
-
 def tokenizer_from_hf(directory):
     """Return the Tokenizer of a Hugging Face directory.
 
@@ -1928,45 +2010,47 @@ def tokenizer_from_hf(directory):
     def at(name):
         return os.path.join(directory, name)
 
-    settings = _read_json(at("tokenizer_config.json"))
-    config, generation = _read_json(at("config.json")), _read_json(at("generation_config.json"))
-    strips, add_bos = {}, None
-    if os.path.exists(at("tokenizer.json")):
-        path = at("tokenizer.json")
-        model, strips, add_bos = _model_from_tokenizer_json(_read_json(path), path)
-    elif os.path.exists(at("vocab.json")) and os.path.exists(at("merges.txt")):
-        path = at("vocab.json")
+    def there(*names):
+        return all(os.path.isfile(at(name)) for name in names)
+
+    settings, config, generation = [
+        _read_json(at(name)) if there(name) else {}
+        for name in ("tokenizer_config.json", "config.json", "generation_config.json")]
+    strips, template = {}, None
+    if there("tokenizer.json"):
+        model, strips, template = _model_from_tokenizer_json(at("tokenizer.json"))
+    elif there("vocab.json", "merges.txt"):
         model = _model_from_vocab_json(directory, settings, config)
-    elif os.path.exists(at("tokenizer.model")):
-        path = at("tokenizer.model")
-        with open(path, "rb") as file:
-            model = _model_from_sentencepiece(file.read(), path)
-        add_bos = True
+    elif there("tokenizer.model"):
+        model = _model_from_sentencepiece(at("tokenizer.model"))
     else:
         raise KshipraError("no tokenizer: tokenizer.json, vocab.json with merges.txt, or "
                            "tokenizer.model is needed", directory)
 
     vocabulary = model.vocabulary
-    def named(key):
-        text = settings.get(key)
+
+    def named(text):
         text = text.get("content") if isinstance(text, dict) else text
         return vocabulary.special.get(text, vocabulary.ids.get(text)) if text else None
 
-    places = (generation, config, config.get("text_config") or {})
     def listed(key):
-        for place in places:
-            value = place.get(key)
-            for token in value if isinstance(value, list) else [value]:
-                # An id beyond the tokenizer is one that the padded model may have.
+        for place in (generation, config, config.get("text_config")):
+            found = place.get(key) if isinstance(place, dict) else None
+            for token in found if isinstance(found, list) else [found]:
                 if type(token) is int and 0 <= token < len(vocabulary):
                     yield token
 
-    eos_ids = [i for i in (named("eos_token"), *listed("eos_token_id")) if i is not None]
-    bos_ids = [i for i in (named("bos_token"), *listed("bos_token_id")) if i is not None]
-    wants_bos = settings.get("add_bos_token")
-    return Tokenizer(model, bos_ids[0] if bos_ids else None, eos_ids[0] if eos_ids else None,
-                     eos_ids, add_bos if wants_bos is None else wants_bos,
-                     settings.get("add_eos_token") or False, strips)
+    before, after = template or (None, None)
+    bos_ids = [named(settings.get("bos_token")), named(before), *listed("bos_token_id")]
+    eos_ids = [named(settings.get("eos_token")), *listed("eos_token_id")]
+    bos_id = next((token for token in bos_ids if token is not None), None)
+    eos_id = next((token for token in eos_ids if token is not None), None)
+    # tokenizer_config.json has the last word; a tokenizer.model alone means Llama's ways.
+    adds_bos = before is not None if template else isinstance(model, SentencePiece)
+    add_bos, add_eos = settings.get("add_bos_token"), settings.get("add_eos_token")
+    return Tokenizer(model, bos_id, eos_id, eos_ids,
+                     adds_bos if add_bos is None else add_bos,
+                     after is not None if add_eos is None else add_eos, strips)
 
 
 def _vocabulary_from_dict(ids, added, byte_fallback, path):
@@ -1981,7 +2065,7 @@ def _vocabulary_from_dict(ids, added, byte_fallback, path):
                            f"{len(ids) + len(added)} tokens", path)
     texts, types = [""] * n_vocab, bytearray([UNUSED]) * n_vocab
     for text, token in ids.items():
-        is_byte = byte_fallback and re.fullmatch("<0x[0-9A-F]{2}>", text)
+        is_byte = byte_fallback and BYTE_TEXT.fullmatch(text)
         texts[token], types[token] = text, BYTE if is_byte else NORMAL
     for a in added:
         text, token = a["content"], a["id"]
@@ -2000,15 +2084,17 @@ def _steps(node, key):
     return node[key] if node["type"] == "Sequence" else [node]
 
 
-def _model_from_tokenizer_json(root, path):
-    """Return (model, {token: (strips left, strips right)}, whether BOS is added or None).
+def _model_from_tokenizer_json(path):
+    """Return (model, {token: (strips left, strips right)}, template).
 
+    template: the texts of the special tokens put before and after a text, None for none
     Whatever in the file would change the ids and is not known here is refused.
     """
     def refuse(part, found):
-        raise KshipraError(f"{part}: {json.dumps(found, ensure_ascii=False)[:200]} is not "
-                           "supported; convert the model to GGUF, or use another tokenizer", path)
+        raise KshipraError(f"tokenizer, {part}: {_quote(found)} is not supported; convert the "
+                           "model to GGUF", path)
 
+    root = _read_json(path)
     try:
         bpe, added = root["model"], root.get("added_tokens") or []
         kind = bpe.get("type", "BPE" if "merges" in bpe else None)
@@ -2059,23 +2145,28 @@ def _model_from_tokenizer_json(root, path):
 
         if to_space and not patterns:
             ranks = {m: i for i, m in enumerate(merges)}
-            model = SentencePiece(vocabulary, _rank_by_merges(vocabulary, ranks), prefix, once,
-                                  normal_form)
+            unknown_id = bpe["vocab"].get(bpe.get("unk_token"))
+            model = SentencePiece(vocabulary, _rank_by_merges(vocabulary, ranks), prefix,
+                                  unknown_id, once, normal_form)
         elif patterns and not to_space:
             model = ByteLevel(vocabulary, merges, patterns, bool(bpe.get("ignore_merges")),
                               normal_form)
         else:
             refuse("pre_tokenizer", root.get("pre_tokenizer"))
 
-        add_bos = None
+        template = (None, None)
         for step in _steps(root.get("post_processor"), "processors"):
             if step["type"] == "TemplateProcessing":
-                add_bos = "SpecialToken" in step["single"][0]
+                parts = [part.get("SpecialToken", {}).get("id") for part in step["single"]]
+                text_at = parts.index(None)
+                if text_at > 1 or len(parts) - text_at > 2:
+                    refuse("post_processor", step)
+                template = (parts[0], parts[-1])
             elif step["type"] != "ByteLevel":
                 refuse("post_processor", step)
         strips = {a["id"]: (bool(a.get("lstrip")), bool(a.get("rstrip"))) for a in added
                   if a.get("lstrip") or a.get("rstrip")}
-        return model, strips, add_bos
+        return model, strips, template
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise KshipraError(f"tokenizer: a part is missing or of the wrong type "
                            f"({type(error).__name__}: {error})", path) from None
@@ -2105,7 +2196,7 @@ def _model_from_vocab_json(directory, settings, config):
         added = [{"content": "<|endoftext|>", "id": ids["<|endoftext|>"], "special": True}]
     with open(os.path.join(directory, "merges.txt"), encoding="utf-8") as file:
         lines = file.read().split("\n")
-    merges = [line for line in lines if line and not line.startswith("#version")]
+    merges = [line for line in lines if line and not line.startswith("#version:")]
     return ByteLevel(_vocabulary_from_dict(ids, added, False, path), merges, patterns,
                      normal_form="NFC" if patterns == (QWEN2,) else None)
 
@@ -2147,7 +2238,7 @@ def _protobuf_fields(data, path):
                            path, pos) from None
 
 
-def _model_from_sentencepiece(data, path):
+def _model_from_sentencepiece(path):
     """Return the model of a tokenizer.model.
 
     Source: sentencepiece, src/sentencepiece_model.proto: ModelProto has pieces = 1 (piece = 1,
@@ -2155,6 +2246,8 @@ def _model_from_sentencepiece(data, path):
     (precompiled_charsmap = 2, add_dummy_prefix = 3, remove_extra_whitespaces = 4).
     The types are those of GGUF.
     """
+    with open(path, "rb") as file:
+        data = file.read()
     texts, scores, types = [], [], []
     trainer, normalizer = {}, {}
     for number, value in _protobuf_fields(data, path):
@@ -2176,7 +2269,8 @@ def _model_from_sentencepiece(data, path):
                            "is not supported", path)
     vocabulary = Vocabulary(texts, types)
     return SentencePiece(vocabulary, _rank_by_scores(vocabulary, scores),
-                         "always" if normalizer.get(3, 1) else "never")
+                         "always" if normalizer.get(3, 1) else "never",
+                         types.index(UNKNOWN) if UNKNOWN in types else None)
 
 
 def load_tokenizer(path):
