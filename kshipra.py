@@ -3693,11 +3693,6 @@ def penalize(logits, tokens, penalty):
     return out
 
 
-def keep_top_k(candidates, k):
-    """Return the k first candidates; 0 keeps all.   candidates: (logit, token), best first"""
-    return candidates[:k] if k else candidates
-
-
 def keep_top_p(candidates, p):
     """Return the fewest first candidates whose probabilities reach p, at least one."""
     if p >= 1:
@@ -3715,16 +3710,24 @@ def keep_min_p(candidates, p):
     return [c for c, weight in zip(candidates, weights) if weight >= p] or candidates[:1]
 
 
+def largest(logits, k):
+    """Return the indices of the k largest logits, the largest first, equal ones in order."""
+    if k < len(logits) // 8:
+        return heapq.nlargest(k, range(len(logits)), key=logits.__getitem__)
+    return sorted(range(len(logits)), key=logits.__getitem__, reverse=True)[:k]
+
+
 class Sampler:
     """Chooses tokens; owns its random numbers, so requests do not disturb each other.
 
     temperature: 0 for greedy   top_k: 0 for all   top_p: 1 for all   min_p: 0 for all
     repeat_penalty: 1 for none   seed: None for a new one each time
+    largest: what finds the largest logits; a backend may have something quicker
     Raises KshipraError for a value outside its range.
     """
 
     def __init__(self, temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, repeat_penalty=1.0,
-                 seed=None):
+                 seed=None, largest=largest):
         for name, value, low, high in (
                 ("temperature", temperature, 0, math.inf), ("top_k", top_k, 0, math.inf),
                 ("top_p", top_p, 0, 1), ("min_p", min_p, 0, 1),
@@ -3736,14 +3739,19 @@ class Sampler:
             raise KshipraError(f"top_k is {top_k!r}; a whole number is needed")
         self.temperature, self.top_k, self.top_p = temperature, int(top_k), top_p
         self.min_p, self.repeat_penalty = min_p, repeat_penalty
-        self.random = random.Random(seed)
+        self.random, self.largest = random.Random(seed), largest
 
     def __call__(self, logits, past, n_vocab=None):
         """Return the next token.
 
         logits: array('f')   past: the tokens so far   n_vocab: ids from here on are padding
         """
-        if n_vocab is not None and n_vocab < len(logits):
+        n_vocab = len(logits) if n_vocab is None else n_vocab
+        if self.temperature == 0 and self.repeat_penalty == 1:
+            best = getattr(logits, "best", n_vocab)     # machine code has looked already
+            if best < n_vocab:
+                return best
+        if n_vocab < len(logits):
             logits = logits[:n_vocab]
         if self.repeat_penalty != 1:
             logits = penalize(logits, past[-PENALTY_WINDOW:], self.repeat_penalty)
@@ -3758,10 +3766,8 @@ class Sampler:
 
     def candidates(self, logits):
         """Return the (logit, token) pairs that the filters leave, best first."""
-        n = self.top_k if 0 < self.top_k < len(logits) else len(logits)
-        order = sorted(range(len(logits)), key=logits.__getitem__, reverse=True) if n > 1000 \
-            else heapq.nlargest(n, range(len(logits)), key=logits.__getitem__)
-        candidates = keep_top_k([(logits[t], t) for t in order], self.top_k)
+        order = self.largest(logits, self.top_k or len(logits))
+        candidates = [(logits[t], t) for t in order]
         return keep_min_p(keep_top_p(candidates, self.top_p), self.min_p)
 
 
@@ -3997,7 +4003,8 @@ class Model(Engine):
             raise KshipraError(f"max_tokens is {max_tokens}; 0 or more are needed")
         room = self.ctx_size - len(ids) + 1     # the last token needs no place in the cache
         limit = room if max_tokens is None else min(room, max_tokens)
-        sampler, n_vocab = Sampler(**sampling), self.tokenizer.n_vocab
+        find = getattr(self.ops, "largest", largest)
+        sampler, n_vocab = Sampler(largest=find, **sampling), self.tokenizer.n_vocab
 
         def choose(logits, past):
             return sampler(logits, past, n_vocab)
