@@ -35,16 +35,32 @@ of the cache.  `_bytes`, `_bits`, `_s`: units; `_off`: bytes from the start of a
 
 MIT License; see the file LICENSE.
 """
+import argparse
+import base64
+import bisect
+import codecs
+import contextlib
 import ctypes
 import functools
+import heapq
 import itertools
+import json
 import math
+import mmap
 import operator
 import os
 import platform
+import random
+import re
 import struct
 import sys
+import time
+import unicodedata
+import zlib
 from array import array
+from itertools import chain, repeat
+from operator import add, mul, neg, sub
+from typing import NamedTuple
 
 
 class KshipraError(ValueError):
@@ -61,18 +77,2751 @@ class KshipraError(ValueError):
 
 # ---------------------------------------------------------------------------------------
 # 1. Numbers
+#
+# A model file is mostly weights, and most weights are kept in fewer bits than a float has.
+# The idea of a block format: a run of 32 or 256 weights shares one scale (and perhaps one
+# minimum), and each weight is a small integer, its code:
+#
+#     weight = scale * code  (+ minimum)
+#
+# The formats of 256 weights (the k-quants) divide a block into sub-blocks of 16 or 32, and
+# keep the sub-blocks' scales as small integers too, under one float d for all.  To the rest
+# of this file every format is the same thing: codes in int8, one exact f32 scale a
+# sub-block, perhaps one f32 minimum.  A format differs only in where it keeps its bits, so
+# it is one row of a table, FORMATS; the code that reads the table knows no format by name.
+#
+# Plain Python is slow a weight at a time, so all is done by the run: bytes.translate picks
+# a bit field out of every byte at once, slices move runs, one huge integer does an OR.
+# Layouts are little-endian, and this file expects a machine that is too.  Not here: the
+# formats with lookup codebooks (IQ*), ternary ones (TQ*).  Source: ggml, ggml-quants.c.
+
+
+# f16   | s | eeeee | mmmmmmmmmm |     s sign, e exponent, m fraction
+# bf16  | s | eeeeeeee | mmmmmmm |     an f32 cut after 16 bits: same range, 8 bits precise
+# f32   | s | eeeeeeee | mmmmmmmmmmmmmmmmmmmmmmm |
+
+F16_MAX = 65504.0
+F32_MAX = 3.4028234663852886e38
+_PART_LEN = 1 << 16                             # weights coded at a time, to bound memory
+
+
+def f16_to_f32(data) -> array:
+    """Return the f16 numbers in a bytes-like, each exact in f32."""
+    return array("f", struct.unpack(f"<{len(data) // 2}e", data))
+
+
+def _f16s(floats):
+    """Return floats as f16; raises OverflowError where a finite one would become infinite."""
+    return struct.pack(f"<{len(floats)}e", *floats)
+
+
+def f32_to_f16(floats) -> bytes:
+    """Return floats as f16: clamped to +-65504, then rounded half to even; NaN stays NaN."""
+    try:
+        data = _f16s(floats)
+        tops = data[1::2]
+        if b"\x7c" not in tops and b"\xfc" not in tops:         # no infinity went in
+            return data
+    except OverflowError:
+        pass
+    return _f16s([min(max(x, -F16_MAX), F16_MAX) for x in floats])
+
+
+def bf16_to_f32(data) -> array:
+    """Return the bf16 numbers in a bytes-like: each is the upper half of an f32."""
+    halves = bytes(data)
+    wide = bytearray(2 * len(halves))
+    wide[2::4] = halves[0::2]
+    wide[3::4] = halves[1::2]
+    return array("f", bytes(wide))
+
+
+def _decode_f32(data):
+    return array("f", bytes(data))
+
+
+def _write_f32(floats):
+    return floats.tobytes()
+
+
+def _write_bf16(floats):
+    """Return finite floats as bf16, rounded half to even.
+
+    Adding 0x7fff, and one more where the kept half is odd, carries into the kept half
+    exactly when the lost half is over one half, or just one half beside an odd number.
+    """
+    halves = [(u + 0x7FFF + ((u >> 16) & 1)) >> 16 for u in array("I", floats.tobytes())]
+    if any((u & 0x7FFF) == 0x7F80 for u in halves):
+        raise OverflowError
+    return array("H", halves).tobytes()
+
+
+# A run is four numbers: (at, n, shift, width).  It means: of each of the n bytes from byte
+# `at` of a block, the `width` bits from bit `shift` up.  So the low nibbles of the 16 bytes
+# from byte 2 are (2, 16, 0, 4), and their high nibbles (2, 16, 4, 4).
+
+@functools.lru_cache(maxsize=None)
+def _bits(shift, width, place):
+    """Return the translation of a byte to its bit field, moved up to bit `place`."""
+    return bytes(((byte >> shift) & ((1 << width) - 1)) << place for byte in range(256))
+
+
+@functools.lru_cache(maxsize=None)
+def _minus(bias):
+    """Return the translation of a byte to itself less `bias`, as an int8."""
+    return bytes((byte - bias) & 255 for byte in range(256))
+
+
+def _gather(data, block_bytes, runs, place=0):
+    """Return the fields of `runs`, in order, of every block: one byte a field."""
+    tables = {run[2:]: data.translate(_bits(*run[2:], place)) for run in runs}
+    parts = [(tables[shift, width], at, at + n) for at, n, shift, width in runs]
+    return b"".join([table[block + start:block + end]
+                     for block in range(0, len(data), block_bytes)
+                     for table, start, end in parts])
+
+
+def _or(a, b):
+    """Return a | b, byte by byte."""
+    both = int.from_bytes(a, "little") | int.from_bytes(b, "little")
+    return both.to_bytes(len(a), "little")
+
+
+# The eight bits of a byte as eight bytes, lowest bit first, each moved up to bit 4.
+_SPREAD = [bytes((((byte >> i) & 1) << 4) for i in range(8)) for byte in range(256)]
+
+
+class _Field:
+    """Where a block keeps one kind of integer, and how to read it from all blocks at once.
+
+    low, high: runs of the low and the high bits; `place` is where the high bits belong.
+    spread: instead of `high`, (at, n): n bytes that hold the fifth bits, one bit a weight.
+    bias: what to take from the unsigned integer.
+    """
+
+    def __init__(self, low, high=(), place=0, spread=None, bias=0):
+        self.low, self.high, self.place, self.spread, self.bias = low, high, place, spread, bias
+
+    def read(self, data, block_bytes):
+        """Return the integers of every block, in the weights' order, as array('b')."""
+        out = _gather(data, block_bytes, self.low)
+        if self.high:
+            out = _or(out, _gather(data, block_bytes, self.high, self.place))
+        if self.spread:
+            fifths = _gather(data, block_bytes, [(*self.spread, 0, 8)])
+            out = _or(out, b"".join([_SPREAD[byte] for byte in fifths]))
+        return array("b", out.translate(_minus(self.bias)) if self.bias else out)
+
+
+def _read_f16(data, block_bytes, at):
+    """Return the f16 at byte `at` of every block."""
+    pairs = bytearray(2 * (len(data) // block_bytes))
+    pairs[0::2] = data[at::block_bytes]
+    pairs[1::2] = data[at + 1::block_bytes]
+    return f16_to_f32(pairs)
+
+
+def _each(values, n):
+    """Return an iterator over values, each of them n times."""
+    return chain.from_iterable(map(repeat, values, repeat(n)))
+
+
+class Format:
+    """One way to keep weights: its measures, and how to read and write it.
+
+    sub_len: the weights under one scale, None for the plain floats.
+    d_off, m_off: bytes of a block where the f16 scale and the f16 minimum stand.
+    codes, scales, mins: fields, see _Field; scales and mins only in the k-quants.
+    floats: how plain floats are read; write: how an encoder fills blocks.
+    supported: whether kshipra reads it; if not, the row serves to list a file's tensors.
+    """
+
+    def __init__(self, name, type_id, block_len, block_bytes, sub_len=None, d_off=None,
+                 m_off=None, codes=None, scales=None, mins=None, floats=None, write=None):
+        self.name, self.type_id = name, type_id
+        self.block_len, self.block_bytes, self.sub_len = block_len, block_bytes, sub_len
+        self.d_off, self.m_off = d_off, m_off
+        self.codes, self.scales, self.mins = codes, scales, mins
+        self._floats, self._write = floats, write
+        self.supported = bool(floats or codes)
+
+    def __repr__(self):
+        return f"<Format {self.name}>"
+
+    def n_bytes(self, n_weights: int) -> int:
+        """Return the size of n_weights, a multiple of block_len."""
+        return n_weights // self.block_len * self.block_bytes
+
+    def decode(self, data) -> array:
+        """Return the weights in `data`, whole blocks, as f32.
+
+        weight = f32(scale * code + min): the product is exact, so it rounds once.
+        """
+        out = array("f")
+        for part in self._parts(data):
+            if self._floats:
+                out.extend(self._floats(part))
+                continue
+            codes, scales, mins = self._unpack(part)
+            weights = map(mul, codes, _each(scales, self.sub_len))
+            if mins:
+                weights = map(add, weights, _each(mins, self.sub_len))
+            out.extend(array("f", weights))
+        return out
+
+    def unpack(self, data) -> tuple:
+        """Return (codes, scales, mins) of the weights in `data`, whole blocks.
+
+        codes: array('b'), one a weight   scales: array('f'), one a sub-block of sub_len
+        mins: array('f') like scales, or None.   weight = f32(scale * code + min)
+        """
+        codes, scales, mins = array("b"), array("f"), array("f")
+        for part in self._parts(data):
+            for whole, more in zip((codes, scales, mins), self._unpack(part)):
+                whole.extend(more)
+        return codes, scales, None if self.m_off is None else mins
+
+    def _unpack(self, data):
+        if self.codes is None:
+            raise KshipraError(f"{self.name} is not a block format that kshipra reads, so it has "
+                               "no codes to unpack")
+        codes = self.codes.read(data, self.block_bytes)
+        scales = _read_f16(data, self.block_bytes, self.d_off)
+        mins = _read_f16(data, self.block_bytes, self.m_off) if self.m_off is not None else ()
+        n_subs = self.block_len // self.sub_len
+        if self.scales:                         # exact: 11 bits of d times at most 8
+            factors = self.scales.read(data, self.block_bytes)
+            scales = array("f", map(mul, factors, _each(scales, n_subs)))
+        if self.mins:
+            factors = self.mins.read(data, self.block_bytes)
+            mins = array("f", map(mul, factors, _each(map(neg, mins), n_subs)))
+        return codes, scales, mins
+
+    def _parts(self, data):
+        """Yield `data` as bytes, some thousand blocks at a time: the steps between take more
+        memory than their result, and a tensor may have a billion weights."""
+        view = memoryview(data).cast("B")
+        if len(view) % self.block_bytes:
+            raise KshipraError(f"{self.name} data of {len(view)} bytes is no whole number of "
+                               f"blocks of {self.block_bytes} bytes")
+        step = _PART_LEN // self.block_len * self.block_bytes
+        for start in range(0, len(view), step):
+            yield bytes(view[start:start + step])
+
+    def encode(self, floats) -> bytes:
+        """Return finite floats, whole blocks of them, in this format."""
+        if self._write is None:
+            raise KshipraError(f"kshipra does not write {self.name}; it writes "
+                               + " ".join(f.name for f in FORMATS.values() if f._write))
+        if not (isinstance(floats, array) and floats.typecode == "f"):
+            floats = array("f", floats)
+        if len(floats) % self.block_len:
+            raise KshipraError(f"{len(floats)} weights are no whole number of {self.name} blocks "
+                               f"of {self.block_len}")
+        out = []
+        for start in range(0, len(floats), _PART_LEN):
+            part = floats[start:start + _PART_LEN]
+            if not _all_finite(part):
+                at = next(i for i, x in enumerate(part) if not math.isfinite(x))
+                raise KshipraError(f"weight {start + at} is {part[at]}; {self.name} is written "
+                                   "from finite numbers only")
+            try:
+                out.append(self._write(part))
+            except OverflowError:
+                peak = max(map(abs, part))
+                raise KshipraError(f"weights up to {peak:g} are beyond the range of {self.name}; "
+                                   "take BF16 or F32") from None
+        return b"".join(out)
+
+
+# The encoders follow ggml's step for step, roundings included, so the bytes are the same.
+# Each array("f", ...) below is one f32 rounding of ggml's.
+
+def _all_finite(floats):
+    """Whether no float is infinite or NaN: an exponent of eight ones is either.
+
+    The first test looks at seven of the eight, which are ones from 2**127 up, rarely seen.
+    """
+    tops = floats.tobytes()[3::4]
+    return (b"\x7f" not in tops and b"\xff" not in tops) or all(map(math.isfinite, floats))
+
+
+def _blocks(floats):
+    return zip(*[iter(floats)] * 32)
+
+
+def _inverse(d):
+    """Return 1/d, which an encoder multiplies by; 0 where a block is all zero (or all but).
+
+    A d so small that 1/d is infinite in f32 is 0 in f16, and then any code will do.
+    """
+    return 1 / d if d and abs(1 / d) <= F32_MAX else 0.0
+
+
+def _scaled(floats, ds):
+    """Return every x * (1/d) with its block's d."""
+    inverses = array("f", map(_inverse, ds))
+    return array("f", map(mul, floats, _each(inverses, 32)))
+
+
+def _peak(block):
+    """Return the number of largest magnitude, the first of them where signs differ."""
+    high, low = max(block), min(block)
+    return high if high > -low else low if high < -low else max(block, key=abs)
+
+
+def _round_down(floats, limit):
+    """Return floats, none negative, as bytes: the integer part, or `limit` if that is less."""
+    return bytes(map(int, floats)).translate(bytes(min(b, limit) for b in range(256)))
+
+
+def _around_zero(floats, top):
+    """Return (ds, codes) of codes 0..2*top-1 that stand for -top..top-1.
+
+    The weight of largest magnitude gets code 0, that is -top, exactly: d takes its sign.
+    """
+    ds = array("f", [_peak(block) / -top for block in _blocks(floats)])
+    shifted = array("f", map(add, _scaled(floats, ds), repeat(top + 0.5)))
+    return ds, _round_down(shifted, 2 * top - 1)
+
+
+def _above_minimum(floats, top):
+    """Return (ds, ms, codes) of codes 0..top that count up from the minimum m."""
+    ms = array("f", map(min, _blocks(floats)))
+    spans = array("f", map(sub, map(max, _blocks(floats)), ms))
+    if not _all_finite(spans):
+        raise OverflowError
+    ds = array("f", [span / top for span in spans])
+    above = array("f", map(sub, floats, _each(ms, 32)))
+    shifted = array("f", map(add, _scaled(above, ds), repeat(0.5)))
+    return ds, ms, _round_down(shifted, top)
+
+
+def _nibbles(codes):
+    """Return blocks of 32 codes as 16 bytes: code i in the low half of byte i, code i + 16 in
+    the high half."""
+    starts = range(0, len(codes), 32)
+    low = b"".join([codes[start:start + 16] for start in starts])
+    high = b"".join([codes[start + 16:start + 32] for start in starts])
+    return _or(low.translate(_bits(0, 4, 0)), high.translate(_bits(0, 4, 4)))
+
+
+def _fifth_bits(codes):
+    """Return bit 4 of every code, eight to a byte, lowest bit first."""
+    columns = [codes[i::8].translate(_bits(4, 1, i)) for i in range(8)]
+    return functools.reduce(_or, columns)
+
+
+def _shuffle(n_blocks, *columns):
+    """Return blocks made of a piece of each column, in order."""
+    sizes = [len(column) // n_blocks for column in columns]
+    return b"".join([column[i * size:(i + 1) * size]
+                     for i in range(n_blocks) for column, size in zip(columns, sizes)])
+
+
+def _write_q4_0(floats):
+    ds, codes = _around_zero(floats, 8)
+    return _shuffle(len(ds), _f16s(ds), _nibbles(codes))
+
+
+def _write_q4_1(floats):
+    ds, ms, codes = _above_minimum(floats, 15)
+    return _shuffle(len(ds), _f16s(ds), _f16s(ms), _nibbles(codes))
+
+
+def _write_q5_0(floats):
+    ds, codes = _around_zero(floats, 16)
+    return _shuffle(len(ds), _f16s(ds), _fifth_bits(codes), _nibbles(codes))
+
+
+def _write_q5_1(floats):
+    ds, ms, codes = _above_minimum(floats, 31)
+    return _shuffle(len(ds), _f16s(ds), _f16s(ms), _fifth_bits(codes), _nibbles(codes))
+
+
+def _write_q8_0(floats):
+    ds = array("f", [abs(_peak(block)) / 127 for block in _blocks(floats)])
+    scaled = _scaled(floats, ds)
+    codes = array("b", map(int, map(add, scaled, map(math.copysign, repeat(0.5), scaled))))
+    return _shuffle(len(ds), _f16s(ds), codes.tobytes())   # int: rounded half away from zero
+
+
+# The block formats, drawn: what stands above a box is the byte where it begins.
+#
+#        0     2                18
+# Q4_0  |  d  |   qs[16]       |    weight i: low nibble of qs[i]; i + 16: high nibble
+#        0     2    4               code - 8
+# Q4_1  |  d  |  m  |   qs[16]  |   the same, code 0..15, plus m
+#        0     2         6
+# Q5_0  |  d  |  qh[4]  |  qs[16] | a fifth bit: bit i of qh for weight i; code - 16
+#        0     2    4         8
+# Q5_1  |  d  |  m  |  qh[4]  |  qs[16] |             code 0..31, plus m
+#        0     2                34
+# Q8_0  |  d  |   qs[32]       |    int8
+#
+# The k-quants, 256 weights a block.  "In columns": byte l of a run of 32 bytes holds fields
+# of the weights l, l + 32, l + 64 ..., lowest bits first, and the next run goes on from there.
+# So qs and qh lie; ql, in runs of 64: low nibble weight l, high nibble weight l + 64.
+#
+#        0             16         80     82
+# Q2_K  | scales[16]  | qs[64]  |  d   | dmin |    16 sub-blocks of 16, codes of 2 bits;
+#          scales: low nibble the scale, high nibble the minimum of a sub-block
+#        0            32         96           108
+# Q3_K  | hmask[32]  | qs[64]  | scales[12] |  d  |  16 of 16, 2 bits in qs, the third in
+#          hmask, a column of 8 bits; code - 4.  scales: 16 of 6 bits, less 32: the low
+#          four bits in the nibbles of bytes 0..7, the upper two in bytes 8..11, in columns
+#        0     2      4            16
+# Q4_K  |  d  | dmin | scales[12] | qs[128]  |       8 of 32, codes of 4 bits
+#        0     2      4            16        48
+# Q5_K  |  d  | dmin | scales[12] | qh[32]  | qs[128]  |  a fifth bit in qh, in columns
+#          scales of both: 8 scales and 8 minimums of 6 bits.  Bytes 0..3 hold scales 0..3,
+#          bytes 4..7 minimums 0..3, bytes 8..11 the low four bits of scales 4..7 and
+#          (high nibble) of minimums 4..7; their upper two bits fill up bytes 0..7
+#        0          128      192          208
+# Q6_K  | ql[128]  | qh[64] | scales[16] |  d  |     16 of 16, scales in int8; code - 32
+#
+# The fields below say the same.
+
+_K_SCALES = _Field(low=[(4, 4, 0, 6), (12, 4, 0, 4)], high=[(4, 4, 0, 0), (4, 4, 6, 2)], place=4)
+_K_MINS = _Field(low=[(8, 4, 0, 6), (12, 4, 4, 4)], high=[(8, 4, 0, 0), (8, 4, 6, 2)], place=4)
+
+FORMATS = {row.name: row for row in (
+    Format("F32", 0, 1, 4, floats=_decode_f32, write=_write_f32),
+    Format("F16", 1, 1, 2, floats=f16_to_f32, write=_f16s),
+    Format("BF16", 30, 1, 2, floats=bf16_to_f32, write=_write_bf16),
+    Format("Q4_0", 2, 32, 18, sub_len=32, d_off=0, write=_write_q4_0,
+           codes=_Field([(2, 16, 0, 4), (2, 16, 4, 4)], bias=8)),
+    Format("Q4_1", 3, 32, 20, sub_len=32, d_off=0, m_off=2, write=_write_q4_1,
+           codes=_Field([(4, 16, 0, 4), (4, 16, 4, 4)])),
+    Format("Q5_0", 6, 32, 22, sub_len=32, d_off=0, write=_write_q5_0,
+           codes=_Field([(6, 16, 0, 4), (6, 16, 4, 4)], spread=(2, 4), bias=16)),
+    Format("Q5_1", 7, 32, 24, sub_len=32, d_off=0, m_off=2, write=_write_q5_1,
+           codes=_Field([(8, 16, 0, 4), (8, 16, 4, 4)], spread=(4, 4))),
+    Format("Q8_0", 8, 32, 34, sub_len=32, d_off=0, write=_write_q8_0,
+           codes=_Field([(2, 32, 0, 8)])),
+    Format("Q2_K", 10, 256, 84, sub_len=16, d_off=80, m_off=82,
+           codes=_Field([(at, 32, shift, 2) for at in (16, 48) for shift in (0, 2, 4, 6)]),
+           scales=_Field([(0, 16, 0, 4)]),
+           mins=_Field([(0, 16, 4, 4)])),
+    Format("Q3_K", 11, 256, 110, sub_len=16, d_off=108,
+           codes=_Field([(at, 32, shift, 2) for at in (32, 64) for shift in (0, 2, 4, 6)],
+                        high=[(0, 32, shift, 1) for shift in range(8)], place=2, bias=4),
+           scales=_Field([(96, 8, 0, 4), (96, 8, 4, 4)],
+                         high=[(104, 4, shift, 2) for shift in (0, 2, 4, 6)], place=4, bias=32)),
+    Format("Q4_K", 12, 256, 144, sub_len=32, d_off=0, m_off=2,
+           codes=_Field([(at, 32, shift, 4) for at in range(16, 144, 32) for shift in (0, 4)]),
+           scales=_K_SCALES, mins=_K_MINS),
+    Format("Q5_K", 13, 256, 176, sub_len=32, d_off=0, m_off=2,
+           codes=_Field([(at, 32, shift, 4) for at in range(48, 176, 32) for shift in (0, 4)],
+                        high=[(16, 32, shift, 1) for shift in range(8)], place=4),
+           scales=_K_SCALES, mins=_K_MINS),
+    Format("Q6_K", 14, 256, 210, sub_len=16, d_off=208,
+           codes=_Field([(at, 64, shift, 4) for at in (0, 64) for shift in (0, 4)],
+                        high=[(at, 32, shift, 2) for at in (128, 160) for shift in (0, 2, 4, 6)],
+                        place=4, bias=32),
+           scales=_Field([(192, 16, 0, 8)])),
+)}
+FORMAT_BY_ID = {row.type_id: row for row in FORMATS.values()}
+
+# Types that a file may hold and kshipra does not compute with: enough to list them and to
+# check their place in the file.  Source: ggml.h, enum ggml_type, with the block sizes of
+# ggml-common.h; the last group is named as safetensors names it and has no ggml number.
+LISTED_FORMATS = {row.name: row for row in (
+    Format("IQ2_XXS", 16, 256, 66), Format("IQ2_XS", 17, 256, 74), Format("IQ2_S", 22, 256, 82),
+    Format("IQ3_XXS", 18, 256, 98), Format("IQ3_S", 21, 256, 110), Format("IQ1_S", 19, 256, 50),
+    Format("IQ1_M", 29, 256, 56), Format("IQ4_NL", 20, 32, 18), Format("IQ4_XS", 23, 256, 136),
+    Format("TQ1_0", 34, 256, 54), Format("TQ2_0", 35, 256, 66), Format("MXFP4", 39, 32, 17),
+    Format("NVFP4", 40, 64, 36), Format("I8", 24, 1, 1), Format("I16", 25, 1, 2),
+    Format("I32", 26, 1, 4), Format("I64", 27, 1, 8), Format("F64", 28, 1, 8),
+    Format("BOOL", None, 1, 1), Format("U8", None, 1, 1), Format("U16", None, 1, 2),
+    Format("U32", None, 1, 4), Format("U64", None, 1, 8), Format("F8_E4M3", None, 1, 1),
+    Format("F8_E5M2", None, 1, 1), Format("F8_E8M0", None, 1, 1), Format("C64", None, 1, 8),
+)}
 
 
 # ---------------------------------------------------------------------------------------
 # 2. Files
+#
+# A model file is a header that names tensors, and their bytes.  The idea: the file is
+# mapped, never read.  A tensor is a view of the mapped bytes with a shape; opening 4 GB
+# takes as long as parsing the header, and the system fetches a weight when it is touched.
+# A view may be cut in rows or transposed by changing its shape and strides alone.
+#
+#   GGUF         magic, version, counts | metadata | tensor infos | padding | tensor bytes
+#   safetensors  header length | header, JSON                               | tensor bytes
+#   HF directory config.json, and safetensors files, one or (with an index) several
+#
+# A file is not to be trusted: kernels will read what the header says.  So every count,
+# length, offset and product is held against the file's size before it is used; Python's
+# integers do not wrap.  The map is copy-on-write: ctypes gives addresses of writable memory
+# only, and a write could not reach the file anyway.
+# Not here: pickled checkpoints, which run code when read.  Source: ggml's docs/gguf.md,
+# GGUF v3; the README of huggingface/safetensors, "Format".
+
+_GGUF_MAGIC = b"GGUF"
+_GGUF_BOOL, _GGUF_STRING, _GGUF_ARRAY = 7, 8, 9
+_GGUF_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?",
+                 10: "Q", 11: "q", 12: "d"}                 # value type: letter of struct
+_GGUF_ALIGNMENT = 32                                        # unless general.alignment says
+_GGUF_MAX_DIMS = 4
+_LEAST_PAIR_BYTES = 8 + 4 + 1                               # length of key, type, a byte
+_LEAST_INFO_BYTES = 8 + 4 + 8 + 4 + 8                       # length of name, n_dims, ...
+_MAX_COUNT = 1 << 20                                        # tensors, metadata keys
+_MAX_ARRAY = 1 << 24                                        # elements of a metadata array
+_MAX_JSON_BYTES = 100_000_000                               # as in the safetensors library
+_SAFETENSORS_FLOATS = ("F32", "F16", "BF16")
+
+
+def _quote(name):
+    """Return a name from a file as a message may show it: one line, not too long."""
+    text = repr(name)
+    return text if len(text) <= 100 else text[:80] + "..." + text[-12:]
+
+
+def _map_file(path):
+    """Return a file's bytes as a writable view; what is written stays in this process.
+
+    On Linux a private writable map counts as memory in use, though it takes none, and a file
+    larger than the memory would be refused; MAP_NORESERVE says that we do not mean to write.
+    """
+    if not os.path.isfile(path):
+        found = "a directory or device" if os.path.exists(path) else "no such file"
+        raise KshipraError(f"{found}, where a model file is needed; check the path", path)
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                raise KshipraError("the file is empty, 0 bytes; fetch it again", path)
+            if sys.platform == "linux":
+                flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
+                return memoryview(mmap.mmap(file.fileno(), 0, flags=flags,
+                                            prot=mmap.PROT_READ | mmap.PROT_WRITE))
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    except (OSError, OverflowError) as error:
+        raise KshipraError(f"cannot be mapped into memory: {error}", path) from None
+
+
+def _row_major(shape):
+    """Return the strides, in elements, of a contiguous array: the last axis moves by 1."""
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= n
+    return tuple(reversed(strides))
+
+
+class Tensor:
+    """A named array in a file: a view of bytes, a format, a shape.
+
+    shape: row-major, (n_out, n_in) for a matrix.   strides: in elements, axis by axis
+    offset: of the first byte in the file `path`; both None for one made in memory.
+    A view (`.T`, `t[3]`, `t[8:16]`, `t[:, 2]`) shares the bytes of the tensor it is cut from.
+    """
+
+    def __init__(self, name: str, format: Format, shape: tuple, data, offset=None, path=None,
+                 strides=None):
+        view = memoryview(data)
+        if view.readonly:                       # address() needs memory that may be written
+            view = memoryview(bytearray(view))
+        self.name, self.format, self.shape = name, format, tuple(shape)
+        self._data = view if view.format == "B" else view.cast("B")
+        self.offset, self.path = offset, path
+        self.strides = _row_major(self.shape) if strides is None else tuple(strides)
+        if strides is None and format.block_len and len(self._data) != format.n_bytes(self.size):
+            raise KshipraError(f"tensor {_quote(name)} of type {format.name} and shape {shape} "
+                               f"needs {format.n_bytes(self.size)} bytes, against "
+                               f"{len(self._data)}", path, offset)
+
+    def __repr__(self):
+        return f"<Tensor {self.name} {self.format.name} {self.shape}>"
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes, from the first element to the last.  Raises if kshipra lacks the format."""
+        if not self.format.supported:
+            raise KshipraError(f"tensor {_quote(self.name)} is of type {self.format.name}, which "
+                               "kshipra does not compute with; take a file with another "
+                               "quantization", self.path, self.offset)
+        return self._data
+
+    @property
+    def n_bytes(self) -> int:
+        """The bytes from the first element to the last; 0 if the type's size is unknown."""
+        return len(self._data)
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements lie in row-major order with no gaps."""
+        return all(n == 1 or have == need for n, have, need
+                   in zip(self.shape, self.strides, _row_major(self.shape)))
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of one row: row i of a contiguous matrix begins at i * row_bytes."""
+        return self.format.n_bytes(self.shape[-1])
+
+    def address(self) -> int:
+        """Return the address of the first byte, valid while the tensor lives."""
+        return ctypes.addressof((ctypes.c_char * 0).from_buffer(self.data))
+
+    def floats(self) -> array:
+        """Return the elements as f32, in row-major order of the shape."""
+        flat = self.format.decode(self.data)
+        if self.contiguous:
+            return flat
+        out = array("f")
+        starts = [0]
+        for n, stride in zip(self.shape[:-1], self.strides[:-1]):
+            starts = [start + i * stride for start in starts for i in range(n)]
+        n, stride = self.shape[-1], self.strides[-1]
+        for start in starts:
+            out.extend(flat[start:start + n * stride:stride])
+        return out
+
+    @property
+    def T(self):
+        """The view with the axes in reverse order."""
+        return Tensor(self.name, self.format, self.shape[::-1], self._data, self.offset,
+                      self.path, self.strides[::-1])
+
+    def reshape(self, *shape):
+        """Return a view of a contiguous tensor with another shape of the same size."""
+        if not self.contiguous or math.prod(shape) != self.size:
+            raise KshipraError(f"tensor {_quote(self.name)} of shape {self.shape} cannot be seen "
+                               f"as {shape}", self.path, self.offset)
+        return Tensor(self.name, self.format, shape, self._data, self.offset, self.path)
+
+    def __getitem__(self, index):
+        """Return the view at ints and slices, one for each leading axis."""
+        index = index if isinstance(index, tuple) else (index,)
+        if len(index) > len(self.shape):
+            raise IndexError(f"{len(index)} indices for shape {self.shape}")
+        shape, strides, first = [], [], 0
+        for at, n, stride in zip(index, self.shape, self.strides):
+            if isinstance(at, slice):
+                places = range(n)[at]
+                if places.step < 1:
+                    raise IndexError(f"step {places.step} of {_quote(self.name)} is not positive")
+                shape.append(len(places))
+                strides.append(stride * places.step)
+                first += places.start * stride if places else 0
+            else:
+                first += range(n)[at] * stride
+        shape += self.shape[len(index):]
+        strides += self.strides[len(index):]
+        return self._cut(shape, strides, first)
+
+    def _cut(self, shape, strides, first):
+        """Return the view that begins at element `first` and ends at its own last element."""
+        span = sum((n - 1) * stride for n, stride in zip(shape, strides)) + 1
+        end = first + span if math.prod(shape) else first
+        whole = self.data
+        if first % self.format.block_len or end % self.format.block_len:
+            raise KshipraError(f"tensor {_quote(self.name)}: elements {first} to {end} cut a "
+                               f"{self.format.name} block of {self.format.block_len}", self.path)
+        start_bytes = self.format.n_bytes(first)
+        data = whole[start_bytes:self.format.n_bytes(end)]
+        offset = None if self.offset is None else self.offset + start_bytes
+        return Tensor(self.name, self.format, shape, data, offset, self.path, strides)
+
+
+class Strings:
+    """The strings of a GGUF array, decoded when asked for: a vocabulary has 262144.
+
+    A sequence of str.  Bytes that are not UTF-8 become lone surrogates (surrogateescape),
+    so str.encode with the same handler gives them back; raw() gives all as bytes.
+    """
+
+    def __init__(self, view, ends):
+        self._view, self._ends = view, ends     # ends[i]: where string i - 1 ended, 8 before i
+
+    def __len__(self):
+        return len(self._ends) - 1
+
+    def raw(self) -> list:
+        """Return every string as bytes."""
+        first = self._ends[0]
+        copy = bytes(self._view[first:self._ends[-1]])
+        return [copy[start - first + 8:end - first]
+                for start, end in zip(self._ends, self._ends[1:])]
+
+    def __iter__(self):
+        return iter([piece.decode("utf-8", "surrogateescape") for piece in self.raw()])
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        i = range(len(self))[index]
+        piece = bytes(self._view[self._ends[i] + 8:self._ends[i + 1]])
+        return piece.decode("utf-8", "surrogateescape")
+
+    def __repr__(self):
+        return f"<{len(self)} strings>"
+
+
+class _Cursor:
+    """A place in a mapped file that moves on as it reads, and never past the end."""
+
+    def __init__(self, view, path):
+        self.view, self.path, self.off = view, path, 0
+
+    def fail(self, message, off=None):
+        raise KshipraError(message, self.path, self.off if off is None else off)
+
+    def take(self, n_bytes, what):
+        """Step over n_bytes and return where they began."""
+        left_bytes = len(self.view) - self.off
+        if n_bytes > left_bytes:
+            self.fail(f"{what} needs {n_bytes} bytes but {left_bytes} are left of the "
+                      f"{len(self.view)} in the file; the file is truncated, so fetch it again")
+        start = self.off
+        self.off += n_bytes
+        return start
+
+    def numbers(self, letters, what):
+        """Return the little-endian numbers of a struct format."""
+        layout = "<" + letters
+        return struct.unpack_from(layout, self.view, self.take(struct.calcsize(layout), what))
+
+    def string(self, what):
+        """Return the bytes of a string: u64 length, bytes."""
+        (n_bytes,) = self.numbers("Q", f"the length of {what}")
+        start = self.take(n_bytes, what)
+        return bytes(self.view[start:start + n_bytes])
+
+    def name(self, what):
+        """Return a string that must be UTF-8."""
+        start, raw = self.off, self.string(what)
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            self.fail(f"{what} is not UTF-8: {_quote(raw)}", start)
+
+    def strings(self, n, what):
+        """Return n strings as Strings.  The loop checks nothing: a false length runs past
+        the end of the file, and the next read, or the last line, finds it there."""
+        unpack, view = struct.Struct("<Q").unpack_from, self.view
+        start = off = self.off
+        ends = array("Q", [start])
+        try:
+            for _ in range(n):
+                off += 8 + unpack(view, off)[0]
+                ends.append(off)
+        except (struct.error, OverflowError):   # past the end; past 64 bits
+            off = len(view) + 1
+        if off > len(view):
+            n_whole = sum(end <= len(view) for end in ends) - 1
+            self.fail(f"{what}: string {n_whole} of {n} runs past the end of the file, "
+                      f"{len(view)} bytes; the file is truncated, so fetch it again", start)
+        self.off = off
+        return Strings(view, ends)
+
+
+def _metadata_value(cursor, kind, what):
+    """Return the value of one metadata pair: number, bool, str, array('I' ...) or Strings."""
+    if kind == _GGUF_STRING:
+        return cursor.string(what).decode("utf-8", "surrogateescape")
+    if kind == _GGUF_ARRAY:
+        return _metadata_array(cursor, what)
+    if kind not in _GGUF_SCALARS:
+        cursor.fail(f"{what} has value type {kind}; GGUF knows types 0 to 12", cursor.off - 4)
+    if kind == _GGUF_BOOL:
+        (value,) = cursor.numbers("B", what)
+        if value > 1:
+            cursor.fail(f"{what} is a bool of value {value}, against 0 or 1", cursor.off - 1)
+        return bool(value)
+    return cursor.numbers(_GGUF_SCALARS[kind], what)[0]
+
+
+def _metadata_array(cursor, what):
+    """Return an array value: element type u32, count u64, elements."""
+    kind, n = cursor.numbers("IQ", what)
+    if kind != _GGUF_STRING and kind not in _GGUF_SCALARS:
+        cursor.fail(f"{what} is an array of element type {kind}; kshipra reads arrays of numbers "
+                    "and of strings", cursor.off - 12)
+    letter = "Q" if kind == _GGUF_STRING else "B" if kind == _GGUF_BOOL else _GGUF_SCALARS[kind]
+    least_bytes, left_bytes = n * struct.calcsize(letter), len(cursor.view) - cursor.off
+    if least_bytes > left_bytes:
+        cursor.fail(f"{what} has {n} elements, at least {least_bytes} bytes, but {left_bytes} are "
+                    "left; the file is truncated, so fetch it again", cursor.off - 8)
+    if n > _MAX_ARRAY:
+        cursor.fail(f"{what} has {n} elements, over {_MAX_ARRAY}, the most that kshipra reads",
+                    cursor.off - 8)
+    if kind == _GGUF_STRING:
+        return cursor.strings(n, what)
+    start = cursor.take(least_bytes, what)
+    values = array(letter, bytes(cursor.view[start:cursor.off]))
+    if kind == _GGUF_BOOL:
+        if max(values, default=0) > 1:
+            cursor.fail(f"{what} is an array of bools, one of them {max(values)}", start)
+        return [bool(value) for value in values]
+    return values
+
+
+def _gguf_header(cursor):
+    """Return (version, n_tensors, n_pairs)."""
+    magic = bytes(cursor.view[:4])
+    if magic != _GGUF_MAGIC:
+        cursor.fail(f"magic is {magic!r}, against {_GGUF_MAGIC!r}: this is no GGUF file", 0)
+    cursor.take(4, "the magic")
+    (version,) = cursor.numbers("I", "the header")
+    if version in (2 << 24, 3 << 24):
+        cursor.fail(f"a big-endian GGUF file, version {version >> 24}; kshipra reads "
+                    "little-endian ones", 4)
+    if version not in (2, 3):
+        cursor.fail(f"GGUF version {version}, against 2 or 3; convert the model anew", 4)
+    n_tensors, n_pairs = cursor.numbers("QQ", "the header")
+    left_bytes = len(cursor.view) - cursor.off
+    for n, least, what in ((n_tensors, _LEAST_INFO_BYTES, "tensor"),
+                           (n_pairs, _LEAST_PAIR_BYTES, "metadata key")):
+        if n * least > left_bytes:
+            cursor.fail(f"{what} count {n} needs at least {n * least} bytes but {left_bytes} are "
+                        "left; the file is truncated or damaged, so fetch it again", 8)
+        if n > _MAX_COUNT:
+            cursor.fail(f"{what} count {n} is over {_MAX_COUNT}, the most that kshipra reads", 8)
+    return version, n_tensors, n_pairs
+
+
+def _gguf_metadata(cursor, n_pairs):
+    """Return the metadata: pairs of key, value type u32, value."""
+    metadata = {}
+    for i in range(n_pairs):
+        start = cursor.off
+        key = cursor.name(f"metadata key {i} of {n_pairs}")
+        what = f"metadata key {_quote(key)}"
+        if key in metadata:
+            cursor.fail(f"{what} is a duplicate: it stands here a second time", start)
+        (kind,) = cursor.numbers("I", what)
+        metadata[key] = _metadata_value(cursor, kind, what)
+    return metadata
+
+
+def _gguf_format(type_id):
+    if type_id in FORMAT_BY_ID:
+        return FORMAT_BY_ID[type_id]
+    for row in LISTED_FORMATS.values():
+        if row.type_id == type_id:
+            return row
+    return Format(f"number {type_id}", type_id, None, None)
+
+
+def _gguf_infos(cursor, n_tensors):
+    """Return the tensor infos as {name: (format, shape, offset, where the info stands)}."""
+    infos = {}
+    for i in range(n_tensors):
+        start = cursor.off
+        name = cursor.name(f"the name of tensor {i} of {n_tensors}")
+        what = f"tensor {_quote(name)}"
+        if name in infos:
+            cursor.fail(f"{what} is a duplicate: it stands here a second time", start)
+        (n_dims,) = cursor.numbers("I", what)
+        if not 1 <= n_dims <= _GGUF_MAX_DIMS:
+            cursor.fail(f"{what} has {n_dims} dimensions, against 1 to {_GGUF_MAX_DIMS}",
+                        cursor.off - 4)
+        dims = cursor.numbers("Q" * n_dims, what)
+        type_id, offset = cursor.numbers("IQ", what)
+        infos[name] = _gguf_format(type_id), dims[::-1], offset, start
+    return infos
+
+
+def _tensor_bytes(what, format, shape, cursor, at):
+    """Return the size in bytes of a tensor whose rows are whole blocks; refuse others."""
+    if shape[-1:] and shape[-1] % format.block_len:
+        cursor.fail(f"{what}: rows of {shape[-1]} are no multiple of the {format.name} block of "
+                    f"{format.block_len}", at)
+    return format.n_bytes(math.prod(shape))
+
+
+def _gguf_tensors(cursor, infos, alignment):
+    """Return {name: Tensor}, each shown to lie in the file."""
+    file_bytes = len(cursor.view)
+    data_off = -(-cursor.off // alignment) * alignment
+    tensors = {}
+    for name, (format, shape, offset, at) in infos.items():
+        what = f"tensor {_quote(name)}"
+        if offset % alignment:
+            cursor.fail(f"{what}: offset {offset} is no multiple of the alignment {alignment}", at)
+        start = data_off + offset
+        n_bytes = _tensor_bytes(what, format, shape, cursor, at) if format.block_len else 0
+        if start + n_bytes > file_bytes:
+            cursor.fail(f"{what} of type {format.name} and shape {shape} needs {n_bytes} bytes "
+                        f"from offset {start}, that is a file of {start + n_bytes} bytes, but it "
+                        f"has {file_bytes}; it is truncated or damaged, so fetch it again", at)
+        view = cursor.view[start:start + n_bytes]
+        tensors[name] = Tensor(name, format, shape, view, start, cursor.path)
+    return tensors
+
+
+def _gguf_alignment(metadata, path):
+    alignment = metadata.get("general.alignment", _GGUF_ALIGNMENT)
+    if type(alignment) is not int or alignment < 8 or alignment & (alignment - 1):
+        raise KshipraError(f"general.alignment is {_quote(alignment)}, against a power of two, "
+                           "8 or more", path)
+    return alignment
+
+
+def _read_gguf(path, view):
+    """Return (version, metadata, tensors) of one GGUF file."""
+    cursor = _Cursor(view, path)
+    version, n_tensors, n_pairs = _gguf_header(cursor)
+    metadata = _gguf_metadata(cursor, n_pairs)
+    alignment = _gguf_alignment(metadata, path)
+    infos = _gguf_infos(cursor, n_tensors)
+    return version, metadata, _gguf_tensors(cursor, infos, alignment)
+
+
+class GGUF:
+    """A GGUF file, versions 2 and 3: metadata and tensors, nothing copied but numbers.
+
+    metadata: {key: int, float, bool, str, array('I' ...), list of bool, or Strings}
+    tensors: {name: Tensor}, of all parts where the model is split over several files
+    data: the file's bytes, where they are in memory already; `path` is then only a name.
+    """
+
+    def __init__(self, path, data=None):
+        self.path = os.fspath(path)
+        view = _map_file(self.path) if data is None else memoryview(data)
+        self.version, self.metadata, self.tensors = _read_gguf(self.path, view)
+        n_parts = self.metadata.get("split.count", 1)
+        if n_parts != 1 and n_parts != 0:
+            self._add_parts(n_parts)
+
+    def _add_parts(self, n_parts):
+        """Add the tensors of NAME-00002-of-0000N.gguf and so on."""
+        if type(n_parts) is not int or not 1 < n_parts <= 99999:
+            raise KshipraError(f"split.count is {_quote(n_parts)}, against 1 to 99999", self.path)
+        ending = f"-00001-of-{n_parts:05d}.gguf"
+        if not self.path.endswith(ending):
+            raise KshipraError(f"a part of a model split in {n_parts}, but its name does not end "
+                               f"in {ending}; open the first part, under its own name", self.path)
+        for i in range(2, n_parts + 1):
+            part = self.path[:-len(ending)] + f"-{i:05d}-of-{n_parts:05d}.gguf"
+            if not os.path.isfile(part):
+                raise KshipraError(f"the model is split in {n_parts} files and "
+                                   f"{os.path.basename(part)} is missing; fetch it too", self.path)
+            for name, tensor in _read_gguf(part, _map_file(part))[2].items():
+                if name in self.tensors:
+                    raise KshipraError(f"tensor {_quote(name)} is a duplicate: another part of "
+                                       "the split model has it too", part)
+                self.tensors[name] = tensor
+
+
+def _parse_object(raw, what, path, offset=None):
+    """Return the JSON object in `raw` as a dict; refuse other JSON and names that repeat."""
+    def unique(pairs):
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            seen = set()
+            twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+            raise KshipraError(f"{what} has a duplicate name {_quote(twice)}", path, offset)
+        return found
+    try:
+        value = json.loads(bytes(raw).decode("utf-8"), object_pairs_hook=unique)
+    except KshipraError:
+        raise
+    except UnicodeDecodeError as error:
+        raise KshipraError(f"{what} is not UTF-8 at byte {error.start}", path, offset) from None
+    except RecursionError:
+        raise KshipraError(f"{what} is JSON nested too deep", path, offset) from None
+    except ValueError as error:
+        raise KshipraError(f"{what} is not JSON: {error}", path, offset) from None
+    if type(value) is not dict:
+        raise KshipraError(f"{what} is JSON of type {type(value).__name__}, against an object",
+                           path, offset)
+    return value
+
+
+def _are_counts(values):
+    """Whether values is a list of u64; long lists are refused, since their product is slow."""
+    return type(values) is list and len(values) <= 64 and all(
+        type(v) is int and 0 <= v < 1 << 64 for v in values)           # type(True) is bool
+
+
+def _safetensors_tensor(name, info, view, data_off, cursor):
+    """Return the Tensor of one header entry {dtype, shape, data_offsets}."""
+    what = f"tensor {_quote(name)}"
+    if type(info) is not dict:
+        cursor.fail(f"{what}: its entry in the header is no JSON object", 8)
+    dtype, shape, offsets = (info.get(key) for key in ("dtype", "shape", "data_offsets"))
+    format = None
+    if type(dtype) is str:
+        format = FORMATS[dtype] if dtype in _SAFETENSORS_FLOATS else LISTED_FORMATS.get(dtype)
+    if format is None or format.block_len != 1:
+        cursor.fail(f"{what}: dtype {_quote(dtype)} is unknown", 8)
+    if not _are_counts(shape):
+        cursor.fail(f"{what}: shape {_quote(shape)} is no list of sizes, integers from 0 up", 8)
+    if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        cursor.fail(f"{what}: data_offsets {_quote(offsets)} are no pair of integers, begin and "
+                    "end", 8)
+    start, end = offsets
+    if data_off + end > len(view):
+        cursor.fail(f"{what}: data_offsets end at byte {data_off + end}, past the end of the "
+                    f"file, {len(view)} bytes; the file is truncated, so fetch it again", 8)
+    n_bytes = format.n_bytes(math.prod(shape))
+    if n_bytes != end - start:
+        cursor.fail(f"{what}: dtype {dtype} and shape {_quote(tuple(shape))} need "
+                    f"{_quote(n_bytes)} bytes, against the {end - start} of its data_offsets", 8)
+    data = view[data_off + start:data_off + end]
+    return Tensor(name, format, shape, data, data_off + start, cursor.path)
+
+
+class Safetensors:
+    """A safetensors file: metadata ({str: str}) and tensors ({name: Tensor})."""
+
+    def __init__(self, path):
+        self.path = os.fspath(path)
+        view = _map_file(self.path)
+        cursor = _Cursor(view, self.path)
+        (header_bytes,) = cursor.numbers("Q", "the header length")
+        if header_bytes > _MAX_JSON_BYTES:
+            cursor.fail(f"header length {header_bytes} is too large, against at most "
+                        f"{_MAX_JSON_BYTES}; this is no safetensors file", 0)
+        start = cursor.take(header_bytes, "the header")
+        header = _parse_object(view[start:cursor.off], "the header", self.path, 8)
+        self.metadata = header.pop("__metadata__", {})
+        if type(self.metadata) is not dict or any(type(v) is not str
+                                                  for v in self.metadata.values()):
+            cursor.fail("__metadata__ is no JSON object of strings", 8)
+        self.tensors = {name: _safetensors_tensor(name, info, view, cursor.off, cursor)
+                        for name, info in header.items()}
+        self._refuse_gaps(cursor.off, len(view))
+
+    def _refuse_gaps(self, end, file_bytes):
+        """Check that the tensors fill the file: none overlap, nothing hides between them."""
+        for tensor in sorted(self.tensors.values(), key=lambda t: (t.offset, t.size)):
+            if tensor.offset != end:
+                raise KshipraError(f"tensor {_quote(tensor.name)}: its data_offsets leave a hole "
+                                   f"or overlap; it begins at byte {tensor.offset} of the file, "
+                                   f"against {end}", self.path, tensor.offset)
+            end += tensor.format.n_bytes(tensor.size)
+        if end != file_bytes:
+            raise KshipraError(f"the tensors end at byte {end} but the file has {file_bytes}; it "
+                               "holds something else", self.path, end)
+
+
+def _read_json(path):
+    """Return the JSON object in a file."""
+    name = os.path.basename(path)
+    if not os.path.isfile(path):                # a pipe would be waited for
+        raise KshipraError(f"{name} is missing; this is no model directory, or not a whole one",
+                           path)
+    if os.path.getsize(path) > _MAX_JSON_BYTES:
+        raise KshipraError(f"{name} is larger than {_MAX_JSON_BYTES} bytes", path)
+    try:
+        with open(path, "rb") as file:
+            return _parse_object(file.read(), name, path)
+    except OSError as error:
+        raise KshipraError(f"cannot be read: {error.strerror}", path) from None
+
+
+class HFDirectory:
+    """A model directory as Hugging Face publishes it.
+
+    config, generation_config: the JSON files of these names; the latter {} if missing
+    tensors: {name: Tensor} of all shards   files: paths of the safetensors files read
+    """
+
+    def __init__(self, path):
+        self.path = os.fspath(path)
+        self.config = self._object("config.json")
+        generation = "generation_config.json"
+        self.generation_config = self._object(generation) if self._has(generation) else {}
+        if self._has("model.safetensors"):
+            homes, names = {}, ["model.safetensors"]
+        else:
+            homes = self._weight_map()
+            names = sorted(set(homes.values()))
+        self.files = [os.path.join(self.path, name) for name in names]
+        self.tensors = {}
+        found = {}
+        for name, file in zip(names, self.files):
+            for tensor in Safetensors(file).tensors.values():
+                if tensor.name in found:
+                    raise KshipraError(f"tensor {_quote(tensor.name)} is a duplicate: {name} and "
+                                       f"{found[tensor.name]} hold it", file)
+                found[tensor.name] = name
+                self.tensors[tensor.name] = tensor
+        wrong = [_quote(name) for name, home in homes.items() if found.get(name) != home]
+        if wrong:
+            more = f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""
+            raise KshipraError("the index names a shard that does not hold the tensor, for "
+                               + ", ".join(wrong[:8]) + more + "; fetch the whole model anew",
+                               self.path)
+
+    def _has(self, name):
+        return os.path.isfile(os.path.join(self.path, name))
+
+    def _object(self, name):
+        return _read_json(os.path.join(self.path, name))
+
+    def _weight_map(self):
+        """Return {tensor: shard} from the index, every shard a file of this directory."""
+        index = "model.safetensors.index.json"
+        if not self._has(index):
+            found = "pytorch_model.bin, a pickle, which may run code when read; " if (
+                self._has("pytorch_model.bin")) else ""
+            raise KshipraError(f"found {found}no weights in model.safetensors and no {index}; "
+                               "convert the model to safetensors", self.path)
+        homes = self._object(index).get("weight_map")
+        file = os.path.join(self.path, index)
+        if type(homes) is not dict or not homes:
+            raise KshipraError("weight_map is missing or no JSON object of names", file)
+        for tensor, shard in homes.items():
+            if type(shard) is not str:
+                raise KshipraError(f"weight_map: the shard of {_quote(tensor)} is "
+                                   f"{_quote(shard)}, against a file name", file)
+            if shard in ("", ".", "..") or any(c in shard for c in "/\\:\0"):
+                raise KshipraError(f"weight_map: shard {_quote(shard)} of {_quote(tensor)} points "
+                                   "outside the directory", file)
+        missing = sorted(shard for shard in set(homes.values()) if not self._has(shard))
+        if missing:
+            raise KshipraError(f"shard {_quote(missing[0])} is missing, with {len(missing) - 1} "
+                               "more; fetch the whole model", file)
+        return homes
+
+
+# Writing.  What is to be written is a Tensor or, where a model is too large to convert in
+# memory, (name, format, shape, pieces): an iterable of bytes-like pieces, read when its turn
+# comes.  A file is written beside its place and moved there whole, or not at all.
+
+def _entries(tensors):
+    """Return [(name, format, shape, pieces)], checked for what any file format needs."""
+    entries, names = [], set()
+    for item in tensors.values() if isinstance(tensors, dict) else tensors:
+        if isinstance(item, Tensor):
+            pieces = [item.data if item.contiguous else item.format.encode(item.floats())]
+            item = item.name, item.format, item.shape, pieces
+        name, format, shape, pieces = item
+        if name in names:
+            raise KshipraError(f"tensor {_quote(name)} is to be written twice")
+        if shape and shape[-1] % format.block_len:
+            raise KshipraError(f"tensor {_quote(name)}: rows of {shape[-1]} are no multiple of "
+                               f"the {format.name} block of {format.block_len}")
+        names.add(name)
+        entries.append((name, format, tuple(shape), pieces))
+    return entries
+
+
+def _write_pieces(file, name, pieces, n_bytes):
+    """Write the bytes of one tensor and check that they are as many as its shape needs."""
+    done_bytes = 0
+    for piece in pieces:
+        done_bytes += file.write(piece)
+    if done_bytes != n_bytes:
+        raise KshipraError(f"tensor {_quote(name)}: {done_bytes} bytes to write, against "
+                           f"{n_bytes} for its shape and format")
+
+
+@contextlib.contextmanager
+def _whole_file(path):
+    """Open a file to write that appears at `path` when complete, and never otherwise."""
+    part = f"{os.fspath(path)}.{os.getpid()}.part"
+    try:
+        with open(part, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.remove(part)
+        if isinstance(error, OSError):
+            raise KshipraError(f"cannot be written: {error.strerror}", path) from None
+        raise
+
+
+def _gguf_string(text):
+    raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _gguf_integer_kind(values):
+    """Return the value type that holds all integers: u32, else i32, u64, i64."""
+    low, high = min(values), max(values)
+    for kind, least, limit in ((4, 0, 1 << 32), (5, -1 << 31, 1 << 31),
+                               (10, 0, 1 << 64), (11, -1 << 63, 1 << 63)):
+        if least <= low and high < limit:
+            return kind
+    raise KshipraError(f"metadata integers from {low} to {high} do not fit in 64 bits")
+
+
+def _gguf_value(value):
+    """Return (value type, bytes) of a metadata value."""
+    if isinstance(value, bool):
+        return _GGUF_BOOL, struct.pack("<?", value)
+    if isinstance(value, int):
+        kind = _gguf_integer_kind([value])
+        return kind, struct.pack("<" + _GGUF_SCALARS[kind], value)
+    if isinstance(value, float):
+        return 6, struct.pack("<f", value)
+    if isinstance(value, (str, bytes)):
+        return _GGUF_STRING, _gguf_string(value)
+    kind, body = _gguf_elements(value)
+    return _GGUF_ARRAY, struct.pack("<IQ", kind, len(value)) + body
+
+
+def _gguf_elements(values):
+    """Return (value type, bytes) of the elements of an array."""
+    if isinstance(values, array):
+        kind = next(k for k, letter in _GGUF_SCALARS.items() if letter == values.typecode)
+        return kind, values.tobytes()
+    if isinstance(values, Strings):
+        values = values.raw()
+    kinds = {bool if isinstance(v, bool) else str if isinstance(v, (str, bytes)) else type(v)
+             for v in values}
+    if kinds == {str}:
+        return _GGUF_STRING, b"".join([_gguf_string(v) for v in values])
+    if kinds == {bool}:
+        return _GGUF_BOOL, bytes(values)
+    if kinds == {int}:
+        kind = _gguf_integer_kind(values)
+        return kind, struct.pack(f"<{len(values)}{_GGUF_SCALARS[kind]}", *values)
+    if kinds <= {int, float}:
+        return 6, struct.pack(f"<{len(values)}f", *values)
+    raise KshipraError("a metadata array is of strings, numbers or bools, one kind only; found "
+                       + ", ".join(sorted(kind.__name__ for kind in kinds)))
+
+
+def write_gguf(path, metadata: dict, tensors) -> None:
+    """Write a GGUF file, version 3.
+
+    metadata: as GGUF reads it, and lists of str, bytes, int, float or bool.  An int is
+    written as u32 where it fits, else i32, u64, i64; a float as f32; an array as its type.
+    tensors: {name: Tensor} or an iterable of Tensors or (name, format, shape, pieces)
+    """
+    alignment = _gguf_alignment(metadata, path)
+    entries = _entries(tensors)
+    head = [_GGUF_MAGIC, struct.pack("<IQQ", 3, len(entries), len(metadata))]
+    for key, value in metadata.items():
+        kind, body = _gguf_value(value)
+        head += [_gguf_string(key), struct.pack("<I", kind), body]
+    offset, sizes = 0, []
+    for name, format, shape, _ in entries:
+        if format.type_id is None or not 1 <= len(shape) <= _GGUF_MAX_DIMS:
+            raise KshipraError(f"tensor {_quote(name)} of type {format.name} and shape {shape} "
+                               "has no place in GGUF")
+        head += [_gguf_string(name), struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1]),
+                 struct.pack("<IQ", format.type_id, offset)]
+        sizes.append(format.n_bytes(math.prod(shape)))
+        offset += -(-sizes[-1] // alignment) * alignment
+    head = b"".join(head)
+    with _whole_file(path) as file:
+        file.write(head + bytes(-len(head) % alignment))
+        for (name, _, _, pieces), n_bytes in zip(entries, sizes):
+            _write_pieces(file, name, pieces, n_bytes)
+            file.write(bytes(-n_bytes % alignment))
+
+
+def write_safetensors(path, metadata: dict, tensors) -> None:
+    """Write a safetensors file of F32, F16 and BF16 tensors; metadata: {str: str}."""
+    header, offset, entries = {}, 0, _entries(tensors)
+    if metadata:
+        header["__metadata__"] = {str(key): str(value) for key, value in metadata.items()}
+    for name, format, shape, _ in entries:
+        if format.name not in _SAFETENSORS_FLOATS:
+            raise KshipraError(f"tensor {_quote(name)} is {format.name}; safetensors holds "
+                               + ", ".join(_SAFETENSORS_FLOATS))
+        end = offset + format.n_bytes(math.prod(shape))
+        header[name] = {"dtype": format.name, "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    with _whole_file(path) as file:
+        file.write(struct.pack("<Q", len(head)) + head)
+        for name, format, shape, pieces in entries:
+            _write_pieces(file, name, pieces, format.n_bytes(math.prod(shape)))
 
 
 # ---------------------------------------------------------------------------------------
 # 3. Text
+#
+# A model reads and writes token ids.  A tokenizer turns text into ids and back: it cuts the
+# text into words, writes each word as a row of characters, and joins neighbours, best pair
+# first, until no pair is left that the vocabulary knows (byte-pair encoding).
+#
+#   text -> special tokens cut out -> words -> characters -> merges -> ids
+#
+# Two families share the merge loop.  Byte-level BPE cuts words by a rule per model family
+# and merges bytes in the order of a list.  SentencePiece merges characters by the score of
+# the result, and falls back to bytes for what it does not know.  A vocabulary comes from
+# GGUF metadata or from the files of a Hugging Face directory.
+#
+# Not here: WordPiece and Unigram vocabularies.  After Sennrich et al. (2016), "Neural machine
+# translation of rare words with subword units", algorithm 1; the rules per family are those
+# of llama.cpp, src/llama-vocab.cpp, and of each model's tokenizer.json.
+
+# 3.1 Merging, and the vocabulary that says what may merge.
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)     # GGUF, token_type
+
+WORD_CACHE_ENTRIES = 1 << 16    # words whose ids are remembered,
+WORD_CACHE_CHARS = 64           # if they are no longer than this
+
+
+def bpe_merge(parts, rank):
+    """Join neighbours in parts, lowest rank first and leftmost of equals, while any has a rank.
+
+    parts: list of str   rank(left, right): a number, or None where the pair does not merge
+    The parts are a linked list (before, after).  Every rank has a heap of its places, and the
+    ranks are in a heap too.  A place whose rank has changed since is out of date and skipped.
+    So n characters cost n log n, also when they are all equal.
+
+    With ranks {"a b": 0, "ab ab": 1}: a b a b -> ab a b -> ab ab -> abab.
+    """
+    n = len(parts)
+    numbers = list(range(-1, n + 1))
+    before, after = numbers[:n], numbers[2:]
+    ranks = [rank(left, right) for left, right in zip(parts, parts[1:])] + [None]
+    places = {}
+    for i, r in enumerate(ranks):
+        if r is not None:
+            places.setdefault(r, []).append(i)
+    order = list(places)
+    heapq.heapify(order)
+    while order:
+        r = order[0]
+        if not places[r]:
+            del places[heapq.heappop(order)]
+            continue
+        i = heapq.heappop(places[r])
+        if ranks[i] != r:
+            continue
+        gone = after[i]
+        parts[i] += parts[gone]
+        parts[gone] = ranks[gone] = None
+        after[i] = after[gone]
+        if after[i] < n:
+            before[after[i]] = i
+        for left in (before[i], i):
+            if left < 0:
+                continue
+            right = after[left]
+            new = ranks[left] = rank(parts[left], parts[right]) if right < n else None
+            if new is not None:
+                if new not in places:
+                    places[new] = []
+                    heapq.heappush(order, new)
+                heapq.heappush(places[new], left)
+    return [part for part in parts if part is not None]
+
+
+class Vocabulary:
+    """The text and the type of every token id, and the ways to look a text up.
+
+    texts: sequence of str or UTF-8 bytes   types: sequence of int
+    No index is built before it is asked for: a vocabulary may hold 262144 tokens.
+    """
+
+    def __init__(self, texts, types):
+        self.texts, self.types = texts, types
+
+    def __len__(self):
+        return len(self.texts)
+
+    def text(self, token):
+        """Return a token's text; bytes that are not UTF-8 are surrogates in it."""
+        return _as_str(self.texts[token])
+
+    @functools.cached_property
+    def special(self):
+        """{text: token} of the tokens that are matched as they stand, before any word is cut."""
+        kinds = (UNKNOWN, CONTROL, USER_DEFINED)
+        found = {}
+        for token, kind in enumerate(self.types):
+            if kind in kinds:
+                found.setdefault(self.text(token), token)
+        found.pop("", None)
+        return found
+
+    @functools.cached_property
+    def ids(self):
+        """{text: token} of the tokens that merging may yield: never a control or byte token.
+
+        Of two tokens with one text the lower id counts.
+        """
+        n = len(self)
+        texts = [_as_str(text) for text in self.texts]
+        found = dict(zip(reversed(texts), range(n - 1, -1, -1)))
+        for token, kind in enumerate(self.types):
+            if kind not in (NORMAL, USER_DEFINED) and found.get(texts[token]) == token:
+                del found[texts[token]]
+        return found
+
+    @functools.cached_property
+    def byte_ids(self):
+        """{"<0xF0>": token} of the tokens that stand for one byte."""
+        return {self.text(token): token for token, kind in enumerate(self.types) if kind == BYTE}
+
+
+def _as_str(text):
+    return text if isinstance(text, str) else bytes(text).decode("utf-8", "surrogateescape")
+
+
+# 3.2 Where to cut words.  Every family has its regular expressions, applied one after another,
+# each to what the one before has cut.  They speak of Unicode classes, which `re` does not
+# know.  So a character that is not ASCII is first replaced by a stand-in for its class; then
+# \p{L} is a short set, and \s in ASCII mode is right too.
+
+STAND_INS = {"Lu": "À", "Ll": "à", "Lt": "ǅ", "Lm": "ʰ", "Lo": "ª", "M": "\u0300", "N": "²",
+             "P": "¡", "S": "©", "Z": "\v", "C": "\x80"}
+CLASSES = {"Lu": "A-ZÀ", "Ll": "a-zà", "Lt": "ǅ", "Lm": "ʰ", "Lo": "ª", "L": "A-Za-zÀàǅʰª",
+           "M": "\u0300", "N": "0-9²", "P": r"!-#%-*,-/:;?@\[-\]_{}¡", "S": "$+<=>^`|~©"}
+
+
+# The letters, marks, numbers and punctuation that Unicode 14.0, 15.0 and 15.1 added, since
+# Python 3.9 knows 13.0 only and ids must not depend on the Python.  Source: UnicodeData.txt.
+NEWER = {
+    "Lu": "2c2f a7c0 a7d0 a7d6 a7d8 10570-1057a 1057c-1058a 1058c-10592 10594-10595",
+    "Ll": "2c5f a7c1 a7d1 a7d3 a7d5 a7d7 a7d9 10597-105a1 105a3-105b1 105b3-105b9 105bb-105bc "
+          "1df00-1df09 1df0b-1df1e 1df25-1df2a",
+    "Lm": "8c9 a7f2-a7f4 10780-10785 10787-107b0 107b2-107ba 1aff0-1aff3 1aff5-1affb "
+          "1affd-1affe 1e030-1e06d 1e4eb",
+    "Lo": "870-887 889-88e 8b5 8c8 c5d cdd 170d 171f 1b4c 9ffd-9fff 10f70-10f81 11071-11072 "
+          "11075 1123f-11240 11740-11746 11ab0-11abf 11f02 11f04-11f10 11f12-11f33 12f90-12ff0 "
+          "1342f 13441-13446 16a70-16abe 1b11f-1b122 1b132 1b155 1df0a 1e290-1e2ad 1e4d0-1e4ea "
+          "1e7e0-1e7e6 1e7e8-1e7eb 1e7ed-1e7ee 1e7f0-1e7fe 2a6de-2a6df 2b735-2b739 2ebf0-2ee5d "
+          "31350-323af",
+    "M": "898-89f 8ca-8d2 c3c cf3 ece 1715 180f 1ac1-1ace 1dfa 10efd-10eff 10f82-10f85 11070 "
+         "11073-11074 110c2 11241 11f00-11f01 11f03 11f34-11f3a 11f3e-11f42 13440 13447-13455 "
+         "1cf00-1cf2d 1cf30-1cf46 1e08f 1e2ae 1e4ec-1e4ef",
+    "N": "11f50-11f59 16ac0-16ac9 1d2c0-1d2d3 1e4f0-1e4f9",
+    "P": "61d 1b7d-1b7e 2e53-2e5d 10f86-10f89 116b9 11b00-11b09 11f43-11f4f 12ff1-12ff2",
+}
+
+
+def stand_in(code):
+    """Return the stand-in for a code point; ASCII stands for itself."""
+    if code < 128:
+        return chr(code)
+    if code == 0x85:                            # next line: a control, but white space
+        return STAND_INS["Z"]
+    category = unicodedata.category(chr(code))
+    if category == "Cn":
+        for newer, runs in NEWER.items():
+            bounds = (run.split("-") for run in runs.split())
+            if any(int(run[0], 16) <= code <= int(run[-1], 16) for run in bounds):
+                category = newer
+    return STAND_INS.get(category) or STAND_INS[category[0]]
+
+
+class StandIns(dict):
+    """A table for str.translate that fills itself, to a bound."""
+
+    def __missing__(self, code):
+        found = stand_in(code)
+        if len(self) < 1 << 16:
+            self[code] = found
+        return found
+
+
+STAND_IN_TABLE = StandIns()
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+          r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+QWEN2 = LLAMA3.replace("{1,3}", "")
+GPT4O = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+TEKKEN = GPT4O.replace(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
+PUNCTUATION = r"[\p{P}$+<=>^`|~]+"
+DIGIT, DIGITS, THREE_DIGITS = r"\p{N}", r"\p{N}+", "[0-9][0-9][0-9]"
+KNOWN_PATTERNS = {GPT2, LLAMA3, QWEN2, GPT4O, TEKKEN, DIGIT, DIGITS, THREE_DIGITS, r"\p{N}{1,3}"}
+
+# tokenizer.ggml.pre -> the expressions.
+PRE_TOKENIZERS = {
+    "default":        (r"[\p{P}$+<=>^|~]+", GPT2, DIGITS, THREE_DIGITS),
+    "gpt-2":          (GPT2,),
+    "phi-2":          (GPT2,),
+    "mpt":            (GPT2,),
+    "olmo":           (GPT2,),
+    "falcon":         (PUNCTUATION, GPT2, THREE_DIGITS),
+    "smollm":         (DIGIT, GPT2),
+    "starcoder":      (DIGIT, GPT2),
+    "refact":         (DIGIT, GPT2),
+    "command-r":      (DIGIT, GPT2),
+    "codeshell":      (DIGIT, GPT2),
+    "llama-bpe":      (LLAMA3,),
+    "llama3":         (LLAMA3,),
+    "llama-v3":       (LLAMA3,),
+    "falcon3":        (LLAMA3,),
+    "dbrx":           (LLAMA3,),
+    "smaug-bpe":      (LLAMA3,),
+    "qwen2":          (QWEN2,),
+    "deepseek-r1-qwen": (QWEN2,),
+    "stablelm2":      (QWEN2,),
+    "gpt-4o":         (GPT4O,),
+    "llama4":         (GPT4O,),
+    "tekken":         (TEKKEN,),
+    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", DIGIT),
+}
+# A word that is a token as a whole is taken whole, and BOS is added unless the file objects.
+WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}
+
+
+@functools.lru_cache(maxsize=None)
+def compile_pattern(pattern):
+    """Compile an expression with \\p{..} to one over stand-ins -> (compiled, over stand-ins).
+
+    An expression without classes is matched against the text itself.
+    """
+    def expand(match):
+        found = match.group()
+        inside = re.sub(r"\\p\{(\w+)\}", lambda name: CLASSES[name.group(1)], found)
+        return inside if found[0] == "[" else f"[{inside}]"
+
+    expanded = re.sub(r"\[(?:\\.|[^\]\\])*\]|\\p\{\w+\}", expand, pattern)
+    return re.compile(expanded, re.ASCII), "\\p" in pattern
+
+
+def cut_words(text, patterns):
+    """Return text cut at the matches of each pattern in turn, and between them; loses nothing.
+
+    With GPT2: "I'll go  on" -> ["I", "'ll", " go", " ", " on"].
+    """
+    stand_ins = text if text.isascii() else text.translate(STAND_IN_TABLE)
+    spans = [(0, len(text))]
+    for pattern in patterns:
+        compiled, over_stand_ins = compile_pattern(pattern)
+        subject = stand_ins if over_stand_ins else text
+        cut = []
+        for start, end in spans:
+            for match in compiled.finditer(subject, start, end):
+                if match.start() > start:
+                    cut.append((start, match.start()))
+                cut.append(match.span())
+                start = match.end()
+            if start < end:
+                cut.append((start, end))
+        spans = cut
+    return [text[start:end] for start, end in spans]
+
+
+def normalize(form, text):
+    """Return unicodedata.normalize(form, text), in linear time.
+
+    The library sorts a run of marks by insertion, which takes the square of its length; so
+    long runs are decomposed and sorted here.  Source: Unicode Standard, 3.11, canonical order.
+    """
+    def in_order(match):
+        marks = "".join([unicodedata.normalize("NFD", c) for c in text[slice(*match.span())]])
+        runs = itertools.groupby(marks, lambda c: unicodedata.combining(c) > 0)
+        return "".join(["".join(sorted(run, key=unicodedata.combining)) if moves
+                        else "".join(run) for moves, run in runs])
+
+    if text.isascii():
+        return text
+    out, start = [], 0
+    for match in re.finditer(STAND_INS["M"] + "{32,}", text.translate(STAND_IN_TABLE)):
+        out += [text[start:match.start()], in_order(match)]
+        start = match.end()
+    return unicodedata.normalize(form, "".join(out) + text[start:])
+
+
+# 3.3 The two families.  Both offer words(text, first), word_ids(word) and piece(text).
+#
+# Byte-level vocabularies write a byte as a printable character: printable Latin-1 as itself,
+# the other 68 bytes as U+0100 and on.  Source: GPT-2, encoder.py, bytes_to_unicode.
+
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTE_TO_CHAR = {**{byte: chr(byte) for byte in _PRINTABLE},
+                **{byte: chr(256 + i) for i, byte in enumerate(_OTHERS)}}
+CHAR_TO_BYTE = {char: byte for byte, char in BYTE_TO_CHAR.items()}
+
+
+class ByteLevel:
+    """Byte-level BPE: words of bytes, merged in the order of a list.
+
+    merges: sequence of str or bytes, "left right", most urgent first
+    patterns: where to cut words   whole_words: take a word that is a token without merging
+    """
+
+    space_prefix = "never"
+
+    def __init__(self, vocabulary, merges, patterns, whole_words=False, normal_form=None):
+        self.vocabulary, self.merges, self.patterns = vocabulary, merges, patterns
+        self.whole_words, self.normal_form = whole_words, normal_form
+
+    @functools.cached_property
+    def ranks(self):
+        """{"left right": rank}"""
+        if len(self.merges) and not isinstance(self.merges[0], str):
+            return {bytes(m).decode("utf-8", "surrogateescape"): i
+                    for i, m in enumerate(self.merges)}
+        return {m: i for i, m in enumerate(self.merges)}
+
+    def rank(self, left, right):
+        found = self.ranks.get(f"{left} {right}")
+        return found if found is not None and left + right in self.vocabulary.ids else None
+
+    def words(self, text, first):
+        if self.normal_form:
+            text = normalize(self.normal_form, text)
+        for word in cut_words(text, self.patterns):
+            yield word.encode("utf-8").decode("latin-1").translate(BYTE_TO_CHAR)
+
+    def word_ids(self, word):
+        ids = self.vocabulary.ids
+        if self.whole_words and word in ids:
+            return [ids[word]]
+        # A byte without a token is left out, as everywhere: Falcon has none for control bytes.
+        return [ids[part] for part in bpe_merge(list(word), self.rank) if part in ids]
+
+    def piece(self, text):
+        """Return the bytes that a normal token's text stands for."""
+        return b"".join(bytes((CHAR_TO_BYTE[c],)) if c in CHAR_TO_BYTE
+                        else c.encode("utf-8", "surrogateescape") for c in text)
+
+
+SPACE = "\u2581"                            # how SentencePiece writes a space
+BYTE_TEXT = re.compile("<0x[0-9A-F]{2}>")   # and a byte without a character
+
+
+class SentencePiece:
+    """SentencePiece BPE: characters, merged by the score of the result, with byte fallback.
+
+    rank(left, right): as in bpe_merge   unknown_id: for characters without byte tokens
+    space_prefix: "always" puts a space before the text and again after each special token,
+    "first" only before the text, "never"; a text that begins with one gets none if `once`.
+    """
+
+    def __init__(self, vocabulary, rank, space_prefix, unknown_id=None, once=False,
+                 normal_form=None):
+        self.vocabulary, self.rank, self.unknown_id = vocabulary, rank, unknown_id
+        self.space_prefix, self.once, self.normal_form = space_prefix, once, normal_form
+
+    @functools.cached_property
+    def cuts(self):
+        """Where no merge can reach across: before a space, unless after a character that some
+        token has before a space.  So words can be merged, and remembered, one by one."""
+        tokens = "\0".join(self.vocabulary.ids)
+        inside = "".join(sorted(set(re.findall(f"(?s)(.){SPACE}", tokens)) | {SPACE}))
+        return re.compile(f"(?<![{re.escape(inside)}])(?={SPACE})")
+
+    def words(self, text, first):
+        if self.normal_form:
+            text = normalize(self.normal_form, text)
+        text = text.replace(" ", SPACE)
+        wanted = self.space_prefix == "always" or (self.space_prefix == "first" and first)
+        if wanted and not (self.once and text.startswith(SPACE)):
+            text = SPACE + text
+        return filter(None, self.cuts.split(text))
+
+    def word_ids(self, word):
+        ids, byte_ids = self.vocabulary.ids, self.vocabulary.byte_ids
+        out = []
+        for part in bpe_merge(list(word), self.rank):
+            if part in ids:
+                out.append(ids[part])
+                continue
+            bytes_of_part = [byte_ids.get(f"<0x{b:02X}>") for b in part.encode("utf-8")]
+            if None in bytes_of_part:
+                bytes_of_part = [self.unknown_id]
+            if None in bytes_of_part:
+                raise KshipraError(f"tokenizer: the vocabulary has no token for {part!r}, not all "
+                                   "bytes and no unknown token; leave the character out")
+            out.extend(bytes_of_part)
+        return out
+
+    def piece(self, text):
+        """Return the bytes that a normal token's text stands for."""
+        return text.replace(SPACE, " ").encode("utf-8", "surrogateescape")
+
+
+# 3.4 The tokenizer.
+#
+# Tokens that end a turn or a text, whatever the metadata call them, if they are special in the
+# vocabulary at all.  Source: llama.cpp, src/llama-vocab.cpp, special_eog_ids.
+STOP_TEXTS = {
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>",
+    "<|calls|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|end_of_text|>", "<|EOT|>",
+    "<end_of_utterance>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
+    "<｜end▁of▁sentence｜>"}
+# Of these, the turn openers and the marks of fill-in-the-middle a file may say "user-defined".
+# Here they are control tokens all the same, so that no one can type them.
+CONTROL_TEXTS = STOP_TEXTS | {
+    "<start_of_turn>", "<|turn>", "<|im_start|>", "<|start_header_id|>", "<|end_header_id|>",
+    "<｜begin▁of▁sentence｜>", "<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>",
+    *(mark.format(part) for mark in ("<|fim_{}|>", "<fim_{}>", "<fim-{}>")
+      for part in ("prefix", "suffix", "middle", "pad"))}
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    n_vocab: number of tokens   bos_id, eos_id: int or None   stop_ids: set of all ids that
+    end a generation   add_bos, add_eos: whether encode adds them
+    """
+
+    _WHITE_SPACE = re.compile(r"\s*")
+
+    def __init__(self, model, bos_id=None, eos_id=None, stop_ids=(), add_bos=False,
+                 add_eos=False, strips=None):
+        self.model, self.vocabulary = model, model.vocabulary
+        self.n_vocab = len(model.vocabulary)
+        self.bos_id, self.eos_id = bos_id, eos_id
+        self.add_bos, self.add_eos = add_bos and bos_id is not None, add_eos and eos_id is not None
+        self._strips = strips or {}
+        self._cache = {}
+        types, special = self.vocabulary.types, self.vocabulary.special
+        self._control = {i for i, kind in enumerate(types) if kind in (CONTROL, UNKNOWN)}
+        stops = STOP_TEXTS & special.keys()
+        if "<|channel|>" in special:
+            stops -= {"<|end|>"}                # gpt-oss: this ends a message, not the turn
+        if special.get("<s>") in self._control:
+            stops |= {"</s>"} & special.keys()  # to Gemma these two are tags of HTML
+        self.stop_ids = {special[text] for text in stops}
+        self.stop_ids |= {token for token in (eos_id, *stop_ids) if token is not None}
+        self._control.update(special[text] for text in (CONTROL_TEXTS | stops) & special.keys())
+        self._control |= self.stop_ids & set(special.values())
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list:
+        """Return the ids of text.
+
+        add_special: add BOS and EOS where the model was trained with them.
+        parse_special: read "<|im_end|>" in the text as that token; without it no text, whatever
+        it spells, gives a control token.  Tokens of type user-defined are matched either way.
+        """
+        text = re.sub("[\ud800-\udfff]", "\ufffd", text)        # UTF-8 has no surrogates
+        out = [self.bos_id] if add_special and self.add_bos else []
+        first = True
+        for part in self._cut_special(text, parse_special):
+            if isinstance(part, int):
+                out.append(part)
+            elif part:
+                self._encode_plain(part, first, out)
+            first = False
+        if add_special and self.add_eos:
+            out.append(self.eos_id)
+        return out
+
+    def _encode_plain(self, text, first, out):
+        cache = self._cache
+        for word in self.model.words(text, first):
+            ids = cache.get(word)
+            if ids is None:
+                ids = self.model.word_ids(word)
+                if len(word) <= WORD_CACHE_CHARS:
+                    if len(cache) >= WORD_CACHE_ENTRIES:
+                        cache.clear()
+                    cache[word] = ids
+            out.extend(ids)
+
+    @functools.cached_property
+    def _openers(self):
+        """For each way of parse_special: (expression that finds a special token's first
+        character, {first character: lengths of the tokens, longest first}, {text: token})."""
+        out = []
+        for parse in (False, True):
+            ids = {text: i for text, i in self.vocabulary.special.items()
+                   if parse or i not in self._control}
+            lengths = {}
+            for text in ids:
+                lengths.setdefault(text[0], set()).add(len(text))
+            lengths = {c: sorted(found, reverse=True) for c, found in lengths.items()}
+            first = re.compile("[" + re.escape("".join(lengths)) + "]") if ids else None
+            out.append((first, lengths, ids))
+        return out
+
+    def _cut_special(self, text, parse_special):
+        """Yield text as str parts and special tokens, the leftmost and longest first."""
+        first, lengths, ids = self._openers[bool(parse_special)]
+        start = pos = 0
+        while first:
+            match = first.search(text, pos)
+            if not match:
+                break
+            at = match.start()
+            for length in lengths[text[at]]:
+                token = ids.get(text[at:at + length])
+                if token is not None:
+                    strip_left, strip_right = self._strips.get(token, (False, False))
+                    before = text[start:at]
+                    yield before.rstrip() if strip_left else before
+                    yield token
+                    start = pos = at + length
+                    if strip_right:
+                        start = pos = self._WHITE_SPACE.match(text, pos).end()
+                    break
+            else:
+                pos = at + 1
+        yield text[start:]
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes of one token, a special one's name included; b"" beyond the end."""
+        if not 0 <= token < self.n_vocab:
+            return b""
+        text, kind = self.vocabulary.text(token), self.vocabulary.types[token]
+        if kind == UNUSED:
+            return b""
+        if kind == BYTE and BYTE_TEXT.fullmatch(text):
+            return bytes((int(text[3:5], 16),))
+        if kind in (NORMAL, BYTE):
+            return self.model.piece(text)
+        return text.encode("utf-8", "surrogateescape")
+
+    def decode(self, ids, special: bool = False) -> str:
+        """Return the text of ids, a whole text: the space that encode put first is taken off.
+
+        special: show control tokens too.  Any id has a text, if only an empty one; bytes that
+        are not UTF-8 become U+FFFD.
+        """
+        stream = TextStream(self, special, at_start=True)
+        return "".join([stream.push(token) for token in ids]) + stream.flush()
+
+    def stream(self, special: bool = False):
+        """Return a TextStream, which turns ids into text one by one, as a continuation."""
+        return TextStream(self, special)
+
+
+class TextStream:
+    """Ids to text, one by one, holding bytes back until they are whole characters.
+
+    As the ids continue a text, a leading space is kept, except after BOS.
+    """
+
+    def __init__(self, tokenizer, special=False, at_start=False):
+        self._tokenizer, self._special, self._at_start = tokenizer, special, at_start
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """Return the text that is certain once token has come; often its piece, maybe ""."""
+        tokenizer = self._tokenizer
+        if token == tokenizer.bos_id:
+            self._at_start = True
+        if token in tokenizer._control and not self._special:
+            return ""
+        piece = tokenizer.piece(token)
+        if self._at_start and piece:
+            self._at_start = False
+            if tokenizer.model.space_prefix != "never" and piece.startswith(b" "):
+                piece = piece[1:]
+        return self._decoder.decode(piece)
+
+    def flush(self) -> str:
+        """Return what is left at the end: one U+FFFD for the bytes of half a character."""
+        return self._decoder.decode(b"", True)
+
+
+# 3.5 From files.  Every value below is untrusted: it is checked here, before it is an index.
+
+def tokenizer_from_gguf(metadata, path=None):
+    """Return the Tokenizer that GGUF metadata describe.
+
+    metadata: {key: value}; texts are str or bytes   path: named in errors
+    Source: GGUF specification, "Tokenizer"; llama.cpp, src/llama-vocab.cpp.
+    """
+    def get(key, default=None):
+        return metadata.get("tokenizer.ggml." + key, default)
+
+    def refuse(key, message):
+        raise KshipraError(f"tokenizer.ggml.{key}: {message}", path)
+
+    def array_of(kinds, key, n_wanted=None):
+        found = get(key)
+        if found is None or isinstance(found, (str, bytes)) or not hasattr(found, "__len__"):
+            refuse(key, f"an array is needed, but {_quote(found)} was found")
+        if len(found) and not isinstance(found[0], kinds):
+            refuse(key, f"an array of {kinds[0].__name__} is needed, but it holds "
+                        f"{_quote(found[0])}")
+        if n_wanted is not None and len(found) != n_wanted:
+            refuse(key, f"length {len(found)}, but there are {n_wanted} tokens")
+        return found
+
+    def flag(key, default):
+        found = get(key, default)
+        return found if type(found) is bool else refuse(key, f"{_quote(found)} is no bool")
+
+    def token_id(key):
+        found = get(key)
+        if found is not None and (type(found) is not int or not 0 <= found < n_vocab):
+            refuse(key, f"{_quote(found)} is no token of a vocabulary of {n_vocab}; convert the "
+                        "model again")
+        return found
+
+    kind = get("model")
+    if kind not in ("gpt2", "llama"):
+        refuse("model", f"{_quote(kind)} is not supported; 'gpt2' (byte-level BPE) and 'llama' "
+                        "(SentencePiece BPE) are")
+    tokens = array_of((str, bytes), "tokens")
+    n_vocab = len(tokens)
+    types = [NORMAL] * n_vocab
+    if get("token_type") is not None:
+        types = array_of((int,), "token_type", n_vocab)
+    if not set(types) <= set(range(1, 7)):
+        refuse("token_type", f"types {sorted(set(types))[:9]}, against 1 to 6")
+    vocabulary = Vocabulary(tokens, types)
+    bos_id = token_id("bos_token_id")
+
+    if kind == "gpt2":
+        pre = get("pre")
+        if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
+            what = "is missing" if pre is None else f"is {_quote(pre)}, which is unknown"
+            refuse("pre", f"the rule for cutting words {what}, and a wrong rule would give wrong "
+                          "tokens; convert the model again with a current converter")
+        model = ByteLevel(vocabulary, array_of((str, bytes), "merges"), PRE_TOKENIZERS[pre],
+                          pre in WHOLE_WORDS)
+        adds_bos = pre in WHOLE_WORDS
+    else:
+        scores = array_of((float, int), "scores", n_vocab)
+        space_prefix = "always" if flag("add_space_prefix", True) else "never"
+        model = SentencePiece(vocabulary, _rank_by_scores(vocabulary, scores), space_prefix,
+                              token_id("unknown_token_id"))
+        adds_bos = True
+    add_bos = flag("add_bos_token", adds_bos and bos_id is not None)
+    if add_bos and bos_id is None:
+        refuse("bos_token_id", "missing, but add_bos_token is true")
+    name = str(metadata.get("general.name", "")).lower()
+    return Tokenizer(model, bos_id, token_id("eos_token_id"),
+                     [token_id("eot_token_id"), token_id("eom_token_id")],
+                     add_bos, flag("add_eos_token", False),
+                     _phi3_strips(vocabulary) if "phi-3" in name or "phi3" in name else None)
+
+
+def _rank_by_scores(vocabulary, scores):
+    """Return rank(left, right) for SentencePiece: the highest score of the joined text first."""
+    def rank(left, right):
+        token = vocabulary.ids.get(left + right)
+        return None if token is None else -scores[token]
+    return rank
+
+
+def _phi3_strips(vocabulary):
+    """Return {token: (left, right)}: Phi-3's special tokens swallow the space after them.
+
+    GGUF has no place for this property, so llama.cpp knows it by the model's name.
+    """
+    plain = ("<unk>", "<s>", "<|endoftext|>")
+    return {i: (False, True) for text, i in vocabulary.special.items() if text not in plain}
+
+
+def tokenizer_from_hf(directory):
+    """Return the Tokenizer of a Hugging Face directory.
+
+    From tokenizer.json, else vocab.json and merges.txt, else tokenizer.model; which ids begin
+    and end a text stands in tokenizer_config.json, config.json and generation_config.json.
+    """
+    def at(name):
+        return os.path.join(directory, name)
+
+    def there(*names):
+        return all(os.path.isfile(at(name)) for name in names)
+
+    settings, config, generation = [
+        _read_json(at(name)) if there(name) else {}
+        for name in ("tokenizer_config.json", "config.json", "generation_config.json")]
+    strips, template = {}, None
+    if there("tokenizer.json"):
+        model, strips, template = _model_from_tokenizer_json(at("tokenizer.json"))
+    elif there("vocab.json", "merges.txt"):
+        model = _model_from_vocab_json(directory, settings, config)
+    elif there("tokenizer.model"):
+        model = _model_from_sentencepiece(at("tokenizer.model"))
+    else:
+        raise KshipraError("no tokenizer: tokenizer.json, vocab.json with merges.txt, or "
+                           "tokenizer.model is needed", directory)
+
+    vocabulary = model.vocabulary
+
+    def named(text):
+        text = text.get("content") if isinstance(text, dict) else text
+        return vocabulary.special.get(text, vocabulary.ids.get(text)) if text else None
+
+    def listed(key):
+        for place in (generation, config, config.get("text_config")):
+            found = place.get(key) if isinstance(place, dict) else None
+            for token in found if isinstance(found, list) else [found]:
+                if type(token) is int and 0 <= token < len(vocabulary):
+                    yield token
+
+    before, after = template or (None, None)
+    bos_ids = [named(settings.get("bos_token")), named(before), *listed("bos_token_id")]
+    eos_ids = [named(settings.get("eos_token")), *listed("eos_token_id")]
+    bos_id = next((token for token in bos_ids if token is not None), None)
+    eos_id = next((token for token in eos_ids if token is not None), None)
+    # tokenizer_config.json has the last word; a tokenizer.model alone means Llama's ways.
+    adds_bos = before is not None if template else isinstance(model, SentencePiece)
+    add_bos, add_eos = settings.get("add_bos_token"), settings.get("add_eos_token")
+    return Tokenizer(model, bos_id, eos_id, eos_ids,
+                     adds_bos if add_bos is None else add_bos,
+                     after is not None if add_eos is None else add_eos, strips)
+
+
+def _vocabulary_from_dict(ids, added, byte_fallback, path):
+    """Return the Vocabulary of {text: id} and the list of added tokens of a tokenizer.json."""
+    for text, token in [*ids.items(), *((a.get("content"), a.get("id")) for a in added)]:
+        if type(token) is not int or not isinstance(text, str) or token < 0:
+            raise KshipraError(f"vocabulary: token {text!r} has id {token!r}; "
+                               "ids are numbers from 0", path)
+    n_vocab = 1 + max([-1, *ids.values(), *(a["id"] for a in added)])
+    if n_vocab > 2 * (len(ids) + len(added)):
+        raise KshipraError(f"vocabulary: the highest id is {n_vocab - 1}, but there are only "
+                           f"{len(ids) + len(added)} tokens", path)
+    texts, types = [""] * n_vocab, bytearray([UNUSED]) * n_vocab
+    for text, token in ids.items():
+        is_byte = byte_fallback and BYTE_TEXT.fullmatch(text)
+        texts[token], types[token] = text, BYTE if is_byte else NORMAL
+    for a in added:
+        text, token = a["content"], a["id"]
+        if a.get("special"):
+            texts[token], types[token] = text, CONTROL
+        else:
+            texts[token] = text.replace(SPACE, " ") if byte_fallback else text
+            types[token] = USER_DEFINED
+    return Vocabulary(texts, types)
+
+
+def _steps(node, key):
+    """Return the steps of a tokenizer.json component: none, one, or a Sequence's."""
+    if node is None:
+        return []
+    return node[key] if node["type"] == "Sequence" else [node]
+
+
+def _model_from_tokenizer_json(path):
+    """Return (model, {token: (strips left, strips right)}, template).
+
+    template: the texts of the special tokens put before and after a text, None for none
+    Whatever in the file would change the ids and is not known here is refused.
+    """
+    def refuse(part, found):
+        raise KshipraError(f"tokenizer, {part}: {_quote(found)} is not supported; convert the "
+                           "model to GGUF", path)
+
+    root = _read_json(path)
+    try:
+        bpe, added = root["model"], root.get("added_tokens") or []
+        kind = bpe.get("type", "BPE" if "merges" in bpe else None)
+        if kind != "BPE":
+            refuse("model.type", kind)
+        for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
+            if bpe.get(key):
+                refuse("model." + key, bpe[key])
+        for a in added:
+            if a.get("single_word"):
+                refuse("added_tokens", a)
+        byte_fallback = bool(bpe.get("byte_fallback"))
+        vocabulary = _vocabulary_from_dict(bpe["vocab"], added, byte_fallback, path)
+        merges = [m if isinstance(m, str) else " ".join(m) for m in bpe["merges"]]
+
+        normal_form, prefix, once, to_space = None, "never", False, False
+        for step in _steps(root.get("normalizer"), "normalizers"):
+            if step["type"] in ("NFC", "NFD", "NFKC", "NFKD"):
+                normal_form = step["type"]
+            elif step["type"] == "Prepend" and step["prepend"] == SPACE:
+                prefix = "always"
+            elif step["type"] == "Replace" and step["pattern"] == {"String": " "} \
+                    and step["content"] == SPACE:
+                to_space = True
+            else:
+                refuse("normalizer", step)
+
+        patterns = []
+        for step in _steps(root.get("pre_tokenizer"), "pretokenizers"):
+            if step["type"] == "ByteLevel" and not step.get("add_prefix_space"):
+                patterns += [GPT2] if step.get("use_regex", True) else []
+            elif step["type"] == "Digits":
+                patterns.append(DIGIT if step.get("individual_digits") else DIGITS)
+            elif step["type"] == "Punctuation" and step.get("behavior") == "Contiguous":
+                patterns.append(PUNCTUATION)
+            elif step["type"] == "Metaspace" and step["replacement"] == SPACE \
+                    and not step.get("split", True):
+                scheme = step.get("prepend_scheme", "always")
+                prefix, once, to_space = scheme, True, True
+            elif step["type"] == "Split" and step["pattern"].get("Regex") in KNOWN_PATTERNS \
+                    and (step["behavior"], step.get("invert", False)) in (
+                        ("Isolated", False), ("Removed", True)):
+                patterns.append(step["pattern"]["Regex"])
+            elif step["type"] == "Split" and step["pattern"] == {"String": " "} and to_space:
+                pass                        # no space is left to split at
+            else:
+                refuse("pre_tokenizer", step)
+
+        if to_space and not patterns:
+            ranks = {m: i for i, m in enumerate(merges)}
+            unknown_id = bpe["vocab"].get(bpe.get("unk_token"))
+            model = SentencePiece(vocabulary, _rank_by_merges(vocabulary, ranks), prefix,
+                                  unknown_id, once, normal_form)
+        elif patterns and not to_space:
+            model = ByteLevel(vocabulary, merges, patterns, bool(bpe.get("ignore_merges")),
+                              normal_form)
+        else:
+            refuse("pre_tokenizer", root.get("pre_tokenizer"))
+
+        template = (None, None)
+        for step in _steps(root.get("post_processor"), "processors"):
+            if step["type"] == "TemplateProcessing":
+                parts = [part.get("SpecialToken", {}).get("id") for part in step["single"]]
+                text_at = parts.index(None)
+                if text_at > 1 or len(parts) - text_at > 2:
+                    refuse("post_processor", step)
+                template = (parts[0], parts[-1])
+            elif step["type"] != "ByteLevel":
+                refuse("post_processor", step)
+        strips = {a["id"]: (bool(a.get("lstrip")), bool(a.get("rstrip"))) for a in added
+                  if a.get("lstrip") or a.get("rstrip")}
+        return model, strips, template
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise KshipraError(f"tokenizer: a part is missing or of the wrong type "
+                           f"({type(error).__name__}: {error})", path) from None
+
+
+def _rank_by_merges(vocabulary, ranks):
+    """Return rank(left, right) for a SentencePiece vocabulary that comes with merges."""
+    def rank(left, right):
+        found = ranks.get(f"{left} {right}")
+        return found if found is not None and left + right in vocabulary.ids else None
+    return rank
+
+
+def _model_from_vocab_json(directory, settings, config):
+    """Return the model of vocab.json and merges.txt, the files of GPT-2's first release."""
+    path = os.path.join(directory, "vocab.json")
+    family = str(settings.get("tokenizer_class", config.get("model_type", "")))
+    patterns = {"gpt2": (GPT2,), "qwen2": (QWEN2,)}.get(
+        family.lower().replace("tokenizer", "").replace("fast", ""))
+    if patterns is None:
+        raise KshipraError(f"tokenizer_class: {family!r} does not say how to cut words; "
+                           "a tokenizer.json is needed", path)
+    ids = _read_json(path)
+    decoder = settings.get("added_tokens_decoder") or {}
+    added = [{**a, "id": int(i)} for i, a in decoder.items()]
+    if not added and "<|endoftext|>" in ids:
+        added = [{"content": "<|endoftext|>", "id": ids["<|endoftext|>"], "special": True}]
+    with open(os.path.join(directory, "merges.txt"), encoding="utf-8") as file:
+        lines = file.read().split("\n")
+    merges = [line for line in lines if line and not line.startswith("#version:")]
+    return ByteLevel(_vocabulary_from_dict(ids, added, False, path), merges, patterns,
+                     normal_form="NFC" if patterns == (QWEN2,) else None)
+
+
+def _protobuf_fields(data, path):
+    """Yield (field number, value) of a protocol buffer: int, or bytes for any longer value.
+
+    Source: Protocol Buffers, "Encoding".
+    """
+    pos = 0
+
+    def varint():
+        nonlocal pos
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = data[pos]
+            pos += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+        raise IndexError
+
+    try:
+        while pos < len(data):
+            tag = varint()
+            number, wire = tag >> 3, tag & 7
+            if wire == 0:
+                yield number, varint()
+                continue
+            if wire not in (1, 2, 5):
+                raise IndexError
+            size = varint() if wire == 2 else {1: 8, 5: 4}[wire]
+            if size > len(data) - pos:
+                raise IndexError
+            pos += size
+            yield number, data[pos - size:pos]
+    except IndexError:
+        raise KshipraError("not a SentencePiece model, or cut short; fetch it again",
+                           path, pos) from None
+
+
+def _model_from_sentencepiece(path):
+    """Return the model of a tokenizer.model.
+
+    Source: sentencepiece, src/sentencepiece_model.proto: ModelProto has pieces = 1 (piece = 1,
+    score = 2, type = 3), trainer_spec = 2 (model_type = 3; 2 is BPE), normalizer_spec = 3
+    (precompiled_charsmap = 2, add_dummy_prefix = 3, remove_extra_whitespaces = 4).
+    The types are those of GGUF.
+    """
+    with open(path, "rb") as file:
+        data = file.read()
+    texts, scores, types = [], [], []
+    trainer, normalizer = {}, {}
+    for number, value in _protobuf_fields(data, path):
+        if number == 1:
+            piece = dict(_protobuf_fields(value, path))
+            types.append(piece.get(3, NORMAL))
+            text = piece.get(1, b"")
+            texts.append(text.replace(SPACE.encode(), b" ") if types[-1] == USER_DEFINED else text)
+            scores.append(struct.unpack("<f", piece.get(2, bytes(4)))[0])
+        elif number == 2:
+            trainer = dict(_protobuf_fields(value, path))
+        elif number == 3:
+            normalizer = dict(_protobuf_fields(value, path))
+    if trainer.get(3) != 2:
+        raise KshipraError(f"model_type: {trainer.get(3, 1)} is not supported; "
+                           "2 (BPE) is", path)
+    if normalizer.get(2) or normalizer.get(4, 1):
+        raise KshipraError("normalizer_spec: a character map or the removal of extra white space "
+                           "is not supported", path)
+    vocabulary = Vocabulary(texts, types)
+    return SentencePiece(vocabulary, _rank_by_scores(vocabulary, scores),
+                         "always" if normalizer.get(3, 1) else "never",
+                         types.index(UNKNOWN) if UNKNOWN in types else None)
+
+
+def load_tokenizer(path):
+    """Return the Tokenizer of a GGUF file, vocabulary-only ones included, or an HF directory."""
+    if os.path.isdir(path):
+        return tokenizer_from_hf(path)
+    return tokenizer_from_gguf(GGUF(path).metadata, path)
 
 
 # ---------------------------------------------------------------------------------------
 # 4. Reference
+#
+# The operations that a transformer is made of, in plain Python.  They are the definition
+# of right: machine code has to give the same bits, so each step says how it rounds.
+#
+# The one idea: every float operation rounds once to float32, and every sum has one stated
+# order.  Python computes in double; a double result of + - * / or sqrt rounded to float32
+# is what float32 hardware gives, since 53 >= 2 * 24 + 2 bits (Figueroa 1995, "When is
+# double rounding innocuous?").  Rounding in bulk is free: array('f', values) does it.
+#
+# An activation is a list of R rows, each an array('f').  Operations return new rows.
+# Three matmuls follow one another: naive, as in a textbook; tiled, which unpacks a weight
+# once for all rows; packed, which makes one Python integer hold a whole column of weights.
+
+def f32(x):
+    """Return x rounded to float32, as a Python float."""
+    return array("f", (x,))[0]
+
+
+def f32_add(x, y):
+    """Return x + y, element by element, each sum rounded to float32."""
+    return array("f", map(operator.add, x, y))
+
+
+def f32_sub(x, y):
+    """Return x - y, element by element, each difference rounded to float32."""
+    return array("f", map(operator.sub, x, y))
+
+
+def f32_mul(x, y):
+    """Return x * y, element by element, each product rounded to float32."""
+    return array("f", map(operator.mul, x, y))
+
+
+def f32_scale(x, c):
+    """Return x * c for a number c, each product rounded to float32."""
+    return array("f", [v * c for v in x])
+
+
+def tree_sum(lanes):
+    """Return the sum of eight lanes, added in pairs: the order of two NEON or AVX2 registers."""
+    a, b, c, d, e, f, g, h = lanes
+    a, b, c, d = array("f", (a + b, c + d, e + f, g + h))
+    a, b = array("f", (a + b, c + d))
+    return f32(a + b)
+
+
+def lane_sum(values):
+    """Return the sum of values: element i is added to lane i mod 8, then the lanes by a tree.
+
+    The order is that of a loop over 8-wide vectors.  A short last vector adds nothing to
+    the lanes it lacks (the same bits as adding zeros, since no lane can hold -0.0).
+    """
+    lanes = array("f", bytes(32))
+    full = len(values) & ~7
+    for i in range(0, full, 8):
+        lanes = f32_add(lanes, values[i:i + 8])
+    for lane, v in enumerate(values[full:]):
+        lanes[lane] += v
+    return tree_sum(lanes)
+
+
+def check_finite(values):
+    """Raise KshipraError if one of the values is infinite or not a number."""
+    if not math.isfinite(sum(values)):
+        raise KshipraError("an activation is infinite or not a number; the model's weights are "
+                           "damaged or its type cannot hold them, so fetch it again")
+
+
+# 4.1 Functions of one number.  libm differs between systems in the last bit, so exp is our
+# own: x = n ln 2 + r, exp(r) by a polynomial, times 2**n.  ln 2 is split in two parts, the
+# first with so few bits that n * LN2_HI is exact (Cody and Waite 1980; coefficients of
+# Moshier's Cephes, expf.c).
+
+LOG2_E = f32(1.44269504)
+LN2_HI, LN2_LO = 0.693359375, f32(-2.12194440e-4)
+EXP_POLY = array("f", (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3,
+                       4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1))
+EXP_MIN, EXP_MAX = -87.0, 88.0          # exp stays a normal float32 inside these
+POWERS_OF_2 = [2.0 ** n for n in range(-126, 128)]
+
+
+def exp(x):
+    """Return e to the power of each element of x; x is first clamped to EXP_MIN..EXP_MAX.
+
+    Raises KshipraError for what is not a number; infinities are clamped like the rest.
+    """
+    x = [EXP_MIN if v < EXP_MIN else EXP_MAX if v > EXP_MAX else v for v in x]
+    check_finite(x)
+    n = list(map(round, f32_scale(x, LOG2_E)))
+    r = array("f", [v - k * LN2_HI for v, k in zip(x, n)])
+    r = f32_sub(r, f32_scale(n, LN2_LO))
+    p = f32_scale(r, EXP_POLY[0])
+    for c in EXP_POLY[1:-1]:
+        p = f32_mul(array("f", [v + c for v in p]), r)
+    p = array("f", [v + EXP_POLY[-1] for v in p])
+    y = f32_add(f32_mul(p, f32_mul(r, r)), r)
+    y = array("f", [v + 1.0 for v in y])
+    return array("f", [v * POWERS_OF_2[k + 126] for v, k in zip(y, n)])
+
+
+def silu_of(x):
+    """Return x / (1 + exp(-x)), element by element."""
+    e = array("f", [v + 1.0 for v in exp([-v for v in x])])
+    return array("f", map(operator.truediv, x, e))
+
+
+GELU_CUBIC, GELU_SLOPE = f32(0.044715), f32(-2 * math.sqrt(2 / math.pi))
+
+
+def gelu_of(x):
+    """Return the tanh form of GELU: x / (1 + exp(-2 u)), u = sqrt(2/pi) (x + 0.044715 x^3).
+
+    Source: Hendrycks and Gimpel (2016), "Gaussian error linear units"; the quotient is
+    x/2 (1 + tanh u) written with one exp.
+    """
+    cube = f32_mul(f32_mul(x, x), x)
+    u = f32_add(x, f32_scale(cube, GELU_CUBIC))
+    e = array("f", [v + 1.0 for v in exp(f32_scale(u, GELU_SLOPE))])
+    return array("f", map(operator.truediv, x, e))
+
+
+# 4.2 Matrix times vector.  A quantized weight is an int8 code times a scale (chapter 1), so
+# activations become int8 too, 32 at a time, and the inner product is one of integers, which
+# is exact whatever its order.  Only the few float operations per block round:
+#
+#   y += float(dot(codes of w, codes of x)) * (scale of w * scale of x)
+#   y += min of w * (scale of x * sum of the codes of x)             formats with a minimum
+
+ACT_BLOCK = 32                          # activations that share a scale
+TINY = 2.0 ** -100                      # a block whose largest value is below this is zero
+
+
+def quantize_activations(row):
+    """Return (codes, scales) with row[i] ~ codes[i] * scales[i // 32].
+
+    row: (n_in,), a multiple of 32   -> codes: list of int in -127..127, scales: array('f')
+    scale = amax / 127; code = x * (127 / amax), rounded half to even.
+    Raises KshipraError when a value is not finite.
+    """
+    check_finite(row)
+    codes, scales = [], array("f")
+    for i in range(0, len(row), ACT_BLOCK):
+        block = row[i:i + ACT_BLOCK]
+        amax = max(max(block), -min(block))
+        if amax < TINY:
+            scales.append(0.0)
+            codes.extend([0] * ACT_BLOCK)
+        else:
+            scales.append(amax / 127)
+            codes.extend(map(round, f32_scale(block, f32(127 / amax))))
+    return codes, scales
+
+
+def dot_int(x, y):
+    """Return the exact inner product of two rows of integers."""
+    return sum(map(operator.mul, x, y))
+
+
+def matmul_naive(w, x):
+    """Return x times w transposed, one output at a time, as the definition reads.
+
+    w: Tensor (n_out, n_in)   x: (R, n_in)   -> (R, n_out)
+    """
+    n_out, n_in = w.shape
+    if w.format.sub_len is None:
+        rows = [w[o].floats() for o in range(n_out)]
+        return [array("f", [lane_sum(f32_mul(row, xr)) for row in rows]) for xr in x]
+    sub = w.format.sub_len
+    out = []
+    for xr in x:
+        xq, x_scales = quantize_activations(xr)
+        y = array("f")
+        for o in range(n_out):
+            codes, scales, mins = w.format.unpack(w[o].data)
+            acc = 0.0
+            for s in range(n_in // sub):
+                a, b = s * sub, (s + 1) * sub
+                x_scale = x_scales[a // ACT_BLOCK]
+                dot = 0
+                for i in range(a, b):
+                    dot += codes[i] * xq[i]
+                acc = f32(acc + f32(dot * f32(scales[s] * x_scale)))
+                if mins is not None:
+                    acc = f32(acc + f32(mins[s] * f32(x_scale * sum(xq[a:b]))))
+            y.append(acc)
+        out.append(y)
+    return out
+
+
+def _add_block(acc, dots, scales, mins, x_scale, x_sum):
+    """Return acc plus one sub-block's products, for many outputs at once."""
+    acc = f32_add(acc, f32_mul(dots, f32_scale(scales, x_scale)))
+    if mins is not None:
+        acc = f32_add(acc, f32_scale(mins, f32(x_scale * x_sum)))
+    return acc
+
+
+def matmul_columns(columns, x):
+    """Return x times w transposed for float weights, all outputs at once, column by column.
+
+    columns: array('f') (n_in, n_out), flat: w transposed   x: (R, n_in)   -> (R, n_out)
+    Column i is multiplied by x[i] and added to lane i mod 8 of every output: the order of
+    lane_sum, with the loop over outputs inside, where Python is quick.
+    """
+    out = []
+    for xr in x:
+        n_out = len(columns) // len(xr)
+        lanes = [array("f", bytes(4 * n_out)) for _ in range(8)]
+        for i, v in enumerate(xr):
+            column = columns[i * n_out:(i + 1) * n_out]
+            lanes[i & 7] = f32_add(lanes[i & 7], f32_scale(column, v))
+        a, b, c, d, e, f, g, h = lanes
+        half = f32_add(f32_add(a, b), f32_add(c, d))
+        out.append(f32_add(half, f32_add(f32_add(e, f), f32_add(g, h))))
+    return out
+
+
+TILE = 64                               # weight rows unpacked at a time
+
+
+def matmul_tiled(w, x):
+    """Return what matmul_naive returns; a tile of weight rows is unpacked once for all of x.
+
+    Inside a tile everything runs in bulk: a block's dot products for all of its rows, then
+    each float step for all of its rows.
+    """
+    n_out, n_in = w.shape
+    if w.format.sub_len is None:
+        return matmul_columns(w.T.floats(), x)
+    sub = w.format.sub_len
+    n_sub = n_in // sub
+    quantized = [quantize_activations(xr) for xr in x]
+    out = [array("f") for _ in x]
+    for first in range(0, n_out, TILE):
+        codes, scales, mins = w.format.unpack(w[first:first + TILE].data)
+        n_rows = len(scales) // n_sub
+        for (xq, x_scales), y in zip(quantized, out):
+            acc = array("f", bytes(4 * n_rows))
+            for s in range(n_sub):
+                x_block = xq[s * sub:(s + 1) * sub]
+                dots = [dot_int(codes[i:i + sub], x_block)
+                        for i in range(s * sub, n_rows * n_in, n_in)]
+                acc = _add_block(acc, dots, scales[s::n_sub], mins and mins[s::n_sub],
+                                 x_scales[s * sub // ACT_BLOCK], sum(x_block))
+            y.extend(acc)
+    return out
+
+
+# The packed form.  A Python integer is a vector register as long as we like: give each of
+# n_out weights of one column a 32-bit field, and `column * code` multiplies them all.  A sum
+# of such products holds n_out dot products.  Fields may go below zero and borrow from their
+# neighbour; adding 2**31 to every field before reading makes each one non-negative again.
+#
+#   column i  =  sum over outputs o of  codes[o][i] << (32 * o)
+
+_PLUS_128 = bytes(b ^ 128 for b in range(256))     # int8 to the same number plus 128, a byte
+
+
+class PackedWeight:
+    """A quantized weight as one integer per column, for dot products in bulk.
+
+    w: Tensor (n_out, n_in).  Takes about 4.3 bytes a weight.
+    columns[i]: the integer of column i; scales[s], mins[s]: array('f') (n_out,), sub-block s.
+    """
+
+    def __init__(self, w):
+        self.n_out, n_in = w.shape
+        self.sub_len = w.format.sub_len
+        codes, scales, mins = w.format.unpack(w.data)
+        n_sub = n_in // self.sub_len
+        self.scales = [scales[s::n_sub] for s in range(n_sub)]
+        self.mins = [mins[s::n_sub] for s in range(n_sub)] if mins is not None else None
+        self.bias = self._fields(b"\1" * self.n_out) << 31
+        offset = self._fields(b"\x80" * self.n_out)
+        shifted = codes.tobytes().translate(_PLUS_128)
+        self.columns = [self._fields(shifted[i::n_in]) - offset for i in range(n_in)]
+
+    def _fields(self, values):
+        """Return the integer whose 32-bit fields are the given bytes."""
+        spread = bytearray(4 * self.n_out)
+        spread[::4] = values
+        return int.from_bytes(spread, "little")
+
+    def dots(self, sub_block, x_codes):
+        """Return array('i') (n_out,): each output's dot product over one sub-block."""
+        a = sub_block * self.sub_len
+        total = sum(map(operator.mul, self.columns[a:a + self.sub_len], x_codes))
+        # Adding the bias ends the borrowing; flipping the same bits takes it out again.
+        return array("i", ((total + self.bias) ^ self.bias).to_bytes(4 * self.n_out, "little"))
+
+
+def matmul_packed(w, x):
+    """Return what matmul_naive returns, ten times quicker than matmul_tiled.
+
+    w: PackedWeight (n_out, n_in)   x: (R, n_in)   -> (R, n_out)
+    """
+    out = []
+    for xr in x:
+        xq, x_scales = quantize_activations(xr)
+        acc = array("f", bytes(4 * w.n_out))
+        for s, scales in enumerate(w.scales):
+            a = s * w.sub_len
+            x_block = xq[a:a + w.sub_len]
+            acc = _add_block(acc, w.dots(s, x_block), scales, w.mins and w.mins[s],
+                             x_scales[a // ACT_BLOCK], sum(x_block))
+        out.append(acc)
+    return out
+
+
+# 4.3 Attention.  A query looks at keys in chunks of CHUNK positions; each chunk gives its
+# largest score, its sum of exponentials and its weighted sum of values, and chunks merge in
+# order.  A chunk's borders are absolute positions, so that prefill in one piece, in many
+# pieces or token by token does the same arithmetic.
+
+CHUNK = 64
+
+
+def softcap_of(x, cap):
+    """Return cap * tanh(x / cap), element by element, with tanh(u) = 1 - 2 / (1 + exp(2 u)).
+
+    Raises KshipraError for an infinite x, which a cap would hide.
+    """
+    check_finite(x)
+    u = array("f", [v / cap for v in x])
+    e = array("f", [v + 1.0 for v in exp(f32_scale(u, 2.0))])
+    t = array("f", [1.0 - v for v in array("f", [2.0 / v for v in e])])
+    return f32_scale(t, cap)
+
+
+def attend_chunk(q, keys, values, scale, first, cap=0.0):
+    """Return (m, l, o) of one query over one chunk.
+
+    q: (head_dim,)   keys, values: array('f') (n, head_dim), flat, of positions first, first+1..
+    m: largest score; l: sum of p = exp(score - m); o: (head_dim,), sum of p * value.
+    Scores are lane sums over head_dim; l is a lane sum with position p in lane p mod 8; o adds
+    in order of position.  Raises KshipraError if a score is not finite.
+    """
+    dim = len(q)
+    n = len(keys) // dim
+    lanes = [array("f", bytes(4 * n)) for _ in range(8)]
+    for d, v in enumerate(q):
+        lanes[d & 7] = f32_add(lanes[d & 7], f32_scale(keys[d::dim], v))
+    a, b, c, d, e, f, g, h = lanes
+    half = f32_add(f32_add(a, b), f32_add(c, d))
+    scores = f32_scale(f32_add(half, f32_add(f32_add(e, f), f32_add(g, h))), scale)
+    check_finite(scores)
+    if cap:
+        scores = softcap_of(scores, cap)
+    m = max(scores)
+    p = exp([s - m for s in scores])
+    o = array("f", bytes(4 * dim))
+    for j, pj in enumerate(p):
+        o = f32_add(o, f32_scale(values[j * dim:(j + 1) * dim], pj))
+    return m, lane_sum(array("f", bytes(4 * (first & 7))) + p), o
+
+
+def merge_chunks(x, y):
+    """Return the (m, l, o) of two neighbouring runs of positions, x before y.
+
+    Source: Milakov and Gimelshein (2018), "Online normalizer calculation for softmax", alg. 3.
+    """
+    (mx, lx, ox), (my, ly, oy) = x, y
+    m = max(mx, my)
+    a, b = exp((mx - m, my - m))
+    return m, f32(f32(lx * a) + f32(ly * b)), f32_add(f32_scale(ox, a), f32_scale(oy, b))
+
+
+def attend(q, chunks, scale, cap=0.0, sink=None):
+    """Return softmax(scale * q . keys) times values, for one query and one head.
+
+    chunks: iterable of (first position, keys, values); sink: a learnt score without a value.
+    """
+    state = None
+    for first, keys, values in chunks:
+        part = attend_chunk(q, keys, values, scale, first, cap)
+        state = merge_chunks(state, part) if state else part
+    m, l, o = state
+    if sink is not None:
+        top = max(m, sink)
+        a, b = exp((m - top, sink - top))
+        l, o = f32(f32(l * a) + b), f32_scale(o, a)
+    return f32_scale(o, f32(1 / l))
+
+
+# 4.4 The operation surface: what a forward pass may call, and nothing else.  `Native`
+# (chapter 5) offers the same names.
+
+PREPARED_LIMIT_BYTES = 2 << 30          # weights kept unpacked, at most
+
+
+class Reference:
+    """The operations on lists of rows, in plain Python.
+
+    matmul: "naive", "tiled" or "packed"; the three give the same bits at different speeds.
+    """
+
+    name, isa, n_threads, prefill_rows = "python", "python", 1, 64
+
+    def __init__(self, matmul="packed"):
+        self.kind = matmul
+        self.prepared, self.prepared_bytes = {}, 0
+
+    def prepare(self, w):
+        """Return w unpacked for matmul in bulk, or None when there is no room to keep it."""
+        if id(w) not in self.prepared:
+            need_bytes = 5 * w.shape[0] * w.shape[1]
+            if self.prepared_bytes + need_bytes > PREPARED_LIMIT_BYTES:
+                return None
+            self.prepared_bytes += need_bytes
+            unpacked = PackedWeight(w) if w.format.sub_len else w.T.floats()
+            self.prepared[id(w)] = w, unpacked      # holding w keeps its id its own
+        return self.prepared[id(w)][1]
+
+    def embed(self, w, tokens):
+        """Return rows `tokens` of w.   w: (n_vocab, hidden)   -> (R, hidden)"""
+        return [w[t].floats() for t in tokens]
+
+    def matmul(self, w, x):
+        """Return x times w transposed.   w: (n_out, n_in)   x: (R, n_in)   -> (R, n_out)"""
+        if self.kind == "naive":
+            return matmul_naive(w, x)
+        unpacked = self.prepare(w) if self.kind == "packed" else None
+        if unpacked is None:
+            return matmul_tiled(w, x)
+        return (matmul_packed if w.format.sub_len else matmul_columns)(unpacked, x)
+
+    def add(self, x, y):
+        """Return x + y; y may be one row, added to each.   (R, n) + (R, n) or (n,) -> (R, n)"""
+        if isinstance(y, array):
+            return [f32_add(row, y) for row in x]
+        return [f32_add(a, b) for a, b in zip(x, y)]
+
+    def mul(self, x, y):
+        """Return x * y; y: (R, n) or a number   -> (R, n)"""
+        if isinstance(y, float):
+            return [f32_scale(row, y) for row in x]
+        return [f32_mul(a, b) for a, b in zip(x, y)]
+
+    def rms_norm(self, x, w, eps):
+        """Return each row of x scaled to root mean square 1, times w.
+
+        x: (R, n), or (R, k * n): then each run of n, that is each head, by itself   w: (n,)
+        eps > 0 is added under the root, so a zero row stays zero.
+        Source: Zhang and Sennrich (2019), RMSNorm, eq. 4; eps as in Llama.
+        """
+        n, out = len(w), []
+        for row in x:
+            y = array("f")
+            for i in range(0, len(row), n):
+                part = row[i:i + n]
+                mean = f32(lane_sum(f32_mul(part, part)) / n)
+                scale = f32(1 / f32(math.sqrt(f32(mean + eps))))
+                y.extend(f32_mul(f32_scale(part, scale), w))
+            out.append(y)
+        return out
+
+    def layer_norm(self, x, w, b, eps):
+        """Return each row of x with mean 0 and variance 1, times w, plus b.
+
+        x: (R, n)   w, b: (n,)   -> (R, n)
+        Source: Ba et al. (2016), "Layer normalization", eq. 4.
+        """
+        n, out = len(w), []
+        for row in x:
+            mean = f32(lane_sum(row) / n)
+            c = array("f", [v - mean for v in row])
+            variance = f32(lane_sum(f32_mul(c, c)) / n)
+            scale = f32(1 / f32(math.sqrt(f32(variance + eps))))
+            y = f32_mul(f32_scale(c, scale), w)
+            out.append(f32_add(y, b) if b is not None else y)
+        return out
+
+    def rope(self, x, positions, table, head_dim):
+        """Return x with the pairs of each head turned by their position's angles.
+
+        x: (R, n_heads * head_dim)   table: RopeTable (chapter 7), with cos and sin rows and
+        the pairing: "interleaved" turns (2i, 2i+1), "half" turns (i, i + n_rot/2).
+        Source: Su et al. (2021), RoFormer, eq. 34.
+        """
+        half, out = table.n_rot // 2, []
+        for row, pos in zip(x, positions):
+            cos, sin = table.rows(pos)
+            y = array("f", row)
+            for h in range(0, len(row), head_dim):
+                if table.pairing == "interleaved":
+                    ia, ib = slice(h, h + 2 * half, 2), slice(h + 1, h + 2 * half, 2)
+                else:
+                    ia, ib = slice(h, h + half), slice(h + half, h + 2 * half)
+                a, b = row[ia], row[ib]
+                y[ia] = f32_sub(f32_mul(a, cos), f32_mul(b, sin))
+                y[ib] = f32_add(f32_mul(a, sin), f32_mul(b, cos))
+            out.append(y)
+        return out
+
+    def silu(self, x):
+        """Return x / (1 + exp(-x)).   (R, n) -> (R, n)"""
+        return [silu_of(row) for row in x]
+
+    def gelu(self, x):
+        """Return GELU in its tanh form.   (R, n) -> (R, n)"""
+        return [gelu_of(row) for row in x]
+
+    def attention(self, q, k, v, batch, layer, spec):
+        """Store k and v in the cache, then return what each row's heads attend to.
+
+        q: (R, n_heads * head_dim)   k, v: (R, n_kv_heads * head_dim)   -> like q
+        spec: Attention (chapter 7).  Query heads share keys in runs of n_heads / n_kv_heads
+        (Ainslie et al. 2023, GQA).
+        """
+        cache, dim, out = batch.cache, spec.head_dim, []
+        group = spec.n_heads // spec.n_kv_heads
+        for k_row, v_row, seq, pos in zip(k, v, batch.sequences, batch.positions):
+            cache.write(layer, seq, pos, k_row, v_row)
+        for row, seq, pos in zip(q, batch.sequences, batch.positions):
+            lowest = max(0, pos + 1 - spec.window) if spec.window else 0
+            y = array("f")
+            for h in range(spec.n_heads):
+                if h % group == 0:
+                    chunks = list(cache.chunks(layer, seq, h // group, lowest, pos + 1))
+                sink = None if spec.sinks is None else spec.sinks[h]
+                y.extend(attend(row[h * dim:(h + 1) * dim], chunks, spec.scale, spec.cap, sink))
+            out.append(y)
+        return out
+
+    def rows(self, x, wanted):
+        """Return the rows of x that `wanted` lists."""
+        return [x[i] for i in wanted]
+
+    def softcap(self, x, cap):
+        """Return cap * tanh(x / cap).   (R, n) -> (R, n)"""
+        return [softcap_of(row, cap) for row in x]
+
+    def run(self, forward, model, batch):
+        """Run a forward pass on these operations."""
+        return forward(model, self, batch)
+
+    def argmax(self, row):
+        """Return the lowest index of the largest value of one row of logits."""
+        return row.index(max(row))
 
 
 # ---------------------------------------------------------------------------------------
@@ -2036,23 +4785,2737 @@ def choose_isa(environ):
 
 # ---------------------------------------------------------------------------------------
 # 6. Cache
+#
+# The cache keeps every layer's k and v, so that a new token attends to the past without
+# computing it again.  The idea of paging: a sequence owns a table of fixed-size pages, not
+# one long array, so memory is lent page by page, and two sequences that begin alike hold
+# the same pages.  A shared page is never written: its writer copies it first.
+#
+#   position p of a sequence  ->  page table[p // page_size], slot p % page_size
+#   page                      ->  for each layer: k then v, each (n_kv_heads, page_size, head_dim)
+#
+# A contiguous cache is the same thing with one page as long as the context.  The arena is
+# anonymous memory: the system hands out a page of it when it is first written, so a long
+# context costs nothing until it is used.
+#
+# Not here: moving pages to disk.  After Kwon et al. (2023), "PagedAttention", section 4.
+
+KV_TYPES = ("f32", "f16")
+
+
+def check_page_size(page_size):
+    """Refuse a page size that would cut a chunk of attention unevenly."""
+    if page_size < 8 or (CHUNK % page_size and page_size % CHUNK):
+        raise KshipraError(f"page size {page_size} is not 8, 16, 32 or a multiple of {CHUNK}")
+
+
+class PagePool:
+    """An arena of n_pages pages, lent out by number and counted.
+
+    layers: one (n_kv_heads, head_dim) for each layer
+    page_size: positions in a page: 8, 16, 32 or a multiple of CHUNK
+    refs[page]: how many tables hold the page
+    """
+
+    def __init__(self, layers, n_pages, page_size, kv_type="f16"):
+        if kv_type not in KV_TYPES:
+            raise KshipraError(f"kv_type {kv_type!r} is unknown; use one of {', '.join(KV_TYPES)}")
+        check_page_size(page_size)
+        self.page_size, self.kv_type, self.n_pages = page_size, kv_type, n_pages
+        self.value_bytes = 4 if kv_type == "f32" else 2
+        self.layers, self.layer_offs, page_bytes = layers, [], 0
+        for n_kv_heads, head_dim in layers:
+            self.layer_offs.append(page_bytes)
+            page_bytes += 2 * n_kv_heads * page_size * head_dim * self.value_bytes
+        self.page_bytes = page_bytes
+        try:
+            self.arena = mmap.mmap(-1, max(1, n_pages * page_bytes))
+        except (OSError, OverflowError, ValueError) as e:
+            raise KshipraError(f"a cache of {n_pages * page_bytes} bytes cannot be had ({e}); "
+                               "use a smaller --ctx-size") from None
+        self.free = list(range(n_pages - 1, -1, -1))
+        self.refs = [0] * n_pages
+
+    def take(self):
+        """Return a free page, now held once.  Raises KshipraError when there is none."""
+        if not self.free:
+            raise KshipraError(f"all {self.n_pages} pages of {self.page_size} positions are in "
+                               "use; use a larger --ctx-size")
+        page = self.free.pop()
+        self.refs[page] = 1
+        return page
+
+    def release(self, page):
+        """Give back one hold on a page."""
+        self.refs[page] -= 1
+        if not self.refs[page]:
+            self.free.append(page)
+
+    def copy(self, page):
+        """Return a new page with the content of `page`, and give back one hold on `page`."""
+        new = self.take()
+        a, b, n = page * self.page_bytes, new * self.page_bytes, self.page_bytes
+        self.arena[b:b + n] = self.arena[a:a + n]
+        self.release(page)
+        return new
+
+    def offset(self, layer, page, which, head, slot):
+        """Return the byte offset in the arena of one k (which = 0) or v (which = 1) vector."""
+        n_kv_heads, head_dim = self.layers[layer]
+        vector = ((which * n_kv_heads + head) * self.page_size + slot) * head_dim
+        return page * self.page_bytes + self.layer_offs[layer] + vector * self.value_bytes
+
+    def write(self, layer, seq, pos, k, v):
+        """Store one position's k and v, each (n_kv_heads * head_dim,), rounded to kv_type."""
+        page, slot = seq.table[pos // self.page_size], pos % self.page_size
+        n_kv_heads, head_dim = self.layers[layer]
+        n = head_dim * self.value_bytes
+        for which, row in enumerate((k, v)):
+            data = f32_to_f16(row) if self.kv_type == "f16" else row.tobytes()
+            for head in range(n_kv_heads):
+                at = self.offset(layer, page, which, head, slot)
+                self.arena[at:at + n] = data[head * n:(head + 1) * n]
+
+    def chunks(self, layer, seq, head, lowest, end):
+        """Yield (first position, keys, values) of positions lowest..end-1, cut at CHUNK borders.
+
+        keys, values: array('f') (n, head_dim), flat
+        """
+        n_bytes = self.layers[layer][1] * self.value_bytes
+        while lowest < end:
+            stop = min(end, (lowest // CHUNK + 1) * CHUNK)
+            kv = bytearray(), bytearray()
+            pos = lowest
+            while pos < stop:
+                slot = pos % self.page_size
+                n = min(stop - pos, self.page_size - slot)
+                for which, part in enumerate(kv):
+                    at = self.offset(layer, seq.table[pos // self.page_size], which, head, slot)
+                    part += self.arena[at:at + n * n_bytes]
+                pos += n
+            if self.kv_type == "f16":
+                yield (lowest, f16_to_f32(kv[0]), f16_to_f32(kv[1]))
+            else:
+                yield (lowest, array("f", bytes(kv[0])), array("f", bytes(kv[1])))
+            lowest = stop
+
+
+class Sequence:
+    """One text's page table, and the tokens whose k and v its pages hold.
+
+    table: array('i') of page numbers   tokens: ids at positions 0..len-1
+    """
+
+    def __init__(self, pool):
+        self.pool, self.table, self.tokens = pool, array("i"), []
+
+    def reserve(self, first, end):
+        """Own writable pages for positions first..end-1; a page held elsewhere too is copied."""
+        size = self.pool.page_size
+        while len(self.table) * size < end:
+            self.table.append(self.pool.take())
+        for i in range(first // size, (end + size - 1) // size):
+            if self.pool.refs[self.table[i]] > 1:
+                self.table[i] = self.pool.copy(self.table[i])
+
+    def truncate(self, length):
+        """Forget the positions from `length` on, and give back the pages that only they used."""
+        del self.tokens[length:]
+        keep = -(-length // self.pool.page_size)
+        while len(self.table) > keep:
+            self.pool.release(self.table.pop())
+
+    def fork(self):
+        """Return a sequence with the same past; pages are shared until one of the two writes."""
+        other = Sequence(self.pool)
+        other.table, other.tokens = array("i", self.table), list(self.tokens)
+        for page in self.table:
+            self.pool.refs[page] += 1
+        return other
+
+    def common_prefix(self, tokens):
+        """Return how many of `tokens` this sequence begins with, at most len(tokens) - 1.
+
+        One token is always left over: its logits have to be computed.
+        """
+        n = min(len(self.tokens), len(tokens) - 1)
+        if self.tokens[:n] == tokens[:n]:       # the usual case, at C speed
+            return n
+        return next(i for i in range(n) if self.tokens[i] != tokens[i])
 
 
 # ---------------------------------------------------------------------------------------
 # 7. Model
+#
+# A decoder is the same few lines for every family: norm, attention, add, norm, feed-forward,
+# add.  Families differ in which norm, which activation, which tensors there are and how the
+# numbers are called in the file; that is data, so it stands in tables: ARCHITECTURES has a
+# row for each family, SLOTS the names of the tensors, KEYS those of the hyperparameters.
+#
+#   x = embed(token)
+#   each layer:  x = x + wo attention(rope(wq n), rope(wk n), wv n)    n = norm(x)
+#                x = x + w_down (silu(w_gate n) * w_up n)              n = norm(x)
+#   logits = lm_head norm(x)
+#
+# Not here: mixtures of experts; they are refused by name.
+# Sources: Radford et al. (2019), GPT-2; Touvron et al. (2023), Llama; the Gemma reports.
+
+# 7.1 Tables
+
+class Arch(NamedTuple):
+    """One family: what the tables of its files do not say.
+
+    slots: the tensors of a layer; "+b" behind one: with a bias, "?b": perhaps with a bias
+    rope: "interleaved" or "half", as the rows of wq lie in a GGUF; None: learned positions
+    hf: column of SLOTS that its safetensors use
+    """
+    slots: str
+    norm: str = "rms"
+    act: str = "silu"
+    rope: str = "half"
+    hf: str = "llama"
+    gemma: bool = False                 # embeddings times sqrt(hidden); HF norms lack their 1
+    window_every: int = 0               # every n-th layer sees all; the others a window
+
+
+LLAMA_SLOTS = "attn_norm wq?b wk?b wv?b wo?b ffn_norm w_gate?b w_up?b w_down?b"
+POST_NORMS = " post_attn_norm post_ffn_norm"
+
+ARCHITECTURES = {
+    "llama":  Arch(LLAMA_SLOTS, rope="interleaved"),
+    "gpt2":   Arch("attn_norm+b wqkv+b wo+b ffn_norm+b w_up+b w_down+b", norm="layer",
+                   act="gelu", rope=None, hf="gpt2"),
+    "qwen2":  Arch("attn_norm wq+b wk+b wv+b wo ffn_norm w_gate w_up w_down"),
+    "qwen3":  Arch(LLAMA_SLOTS + " q_norm k_norm"),
+    "gemma":  Arch(LLAMA_SLOTS, act="gelu", gemma=True),
+    "gemma2": Arch(LLAMA_SLOTS + POST_NORMS, act="gelu", hf="gemma", gemma=True, window_every=2),
+    "gemma3": Arch(LLAMA_SLOTS + POST_NORMS + " q_norm k_norm", act="gelu", hf="gemma",
+                   gemma=True, window_every=6),
+}
+HF_MODEL_TYPES = {"gemma3_text": "gemma3", "mistral": "llama"}
+
+SLOTS = {   # slot: the tensor's name in GGUF, in llama-like and in GPT-2's safetensors
+    "embed":          ("token_embd", "model.embed_tokens", "wte"),
+    "pos_embed":      ("position_embd", None, "wpe"),
+    "out_norm":       ("output_norm", "model.norm", "ln_f"),
+    "lm_head":        ("output", "lm_head", "lm_head"),
+    "attn_norm":      ("blk.{}.attn_norm", "model.layers.{}.input_layernorm", "h.{}.ln_1"),
+    "wqkv":           ("blk.{}.attn_qkv", None, "h.{}.attn.c_attn"),
+    "wq":             ("blk.{}.attn_q", "model.layers.{}.self_attn.q_proj", None),
+    "wk":             ("blk.{}.attn_k", "model.layers.{}.self_attn.k_proj", None),
+    "wv":             ("blk.{}.attn_v", "model.layers.{}.self_attn.v_proj", None),
+    "wo":             ("blk.{}.attn_output", "model.layers.{}.self_attn.o_proj",
+                       "h.{}.attn.c_proj"),
+    "q_norm":         ("blk.{}.attn_q_norm", "model.layers.{}.self_attn.q_norm", None),
+    "k_norm":         ("blk.{}.attn_k_norm", "model.layers.{}.self_attn.k_norm", None),
+    "post_attn_norm": ("blk.{}.post_attention_norm", None, None),
+    "ffn_norm":       ("blk.{}.ffn_norm", "model.layers.{}.post_attention_layernorm",
+                       "h.{}.ln_2"),
+    "w_gate":         ("blk.{}.ffn_gate", "model.layers.{}.mlp.gate_proj", None),
+    "w_up":           ("blk.{}.ffn_up", "model.layers.{}.mlp.up_proj", "h.{}.mlp.c_fc"),
+    "w_down":         ("blk.{}.ffn_down", "model.layers.{}.mlp.down_proj", "h.{}.mlp.c_proj"),
+    "post_ffn_norm":  ("blk.{}.post_ffw_norm", None, None),
+}
+GEMMA_NAMES = {     # where Gemma 2 and 3 differ from llama-like safetensors
+    "post_attn_norm": "model.layers.{}.post_attention_layernorm",
+    "ffn_norm":       "model.layers.{}.pre_feedforward_layernorm",
+    "post_ffn_norm":  "model.layers.{}.post_feedforward_layernorm",
+}
+UNUSED_TENSORS = re.compile(    # stored by some exporters, and computed here instead
+    r"rope_freqs\.weight|.*\.rotary_emb\.inv_freq|(transformer\.)?h\.\d+\.attn\.(masked_)?bias")
+
+KEYS = {    # hyperparameter: its key in GGUF, and its keys in config.json
+    "n_layers":     ("block_count", ("num_hidden_layers", "n_layer")),
+    "hidden":       ("embedding_length", ("hidden_size", "n_embd")),
+    "ffn":          ("feed_forward_length", ("intermediate_size", "n_inner")),
+    "n_heads":      ("attention.head_count", ("num_attention_heads", "n_head")),
+    "n_kv_heads":   ("attention.head_count_kv", ("num_key_value_heads",)),
+    "head_dim":     ("attention.key_length", ("head_dim",)),
+    "value_dim":    ("attention.value_length", ()),
+    "n_ctx":        ("context_length", ("max_position_embeddings", "n_positions", "n_ctx")),
+    "n_rot":        ("rope.dimension_count", ()),
+    "rms_eps":      ("attention.layer_norm_rms_epsilon", ("rms_norm_eps",)),
+    "layer_eps":    ("attention.layer_norm_epsilon", ("layer_norm_epsilon",)),
+    "rope_base":    ("rope.freq_base", ("rope_theta",)),
+    "local_base":   ("rope.freq_base_swa", ("rope_local_base_freq",)),
+    "window":       ("attention.sliding_window", ("sliding_window",)),
+    "attn_cap":     ("attn_logit_softcapping", ("attn_logit_softcapping",)),
+    "final_cap":    ("final_logit_softcapping", ("final_logit_softcapping",)),
+    "query_scalar": (None, ("query_pre_attn_scalar",)),
+    "n_experts":    ("expert_count", ("num_local_experts", "num_experts")),
+}
+
+
+# 7.2 Hyperparameters
+
+DEFAULT_CTX = 8192                      # positions, where the model was trained for more
+GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
+CONFIG_MUST_BE = {  # keys of config.json that would change the answer, were they anything else
+    "partial_rotary_factor": 1, "use_bidirectional_attention": False, "use_sliding_window": False,
+    "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True,
+    "add_cross_attention": False,
+}
+
+
+class Hparams:
+    """The numbers of one model, checked, under the names of the glossary.
+
+    source: the file they came from; arch_name, arch: the row of ARCHITECTURES
+    get(name, default): one hyperparameter by its name in KEYS
+    Raises KshipraError naming the key when one is missing, of a wrong type or out of range.
+    """
+
+    def __init__(self, checkpoint):
+        self.path, self.is_gguf = checkpoint.path, isinstance(checkpoint, GGUF)
+        if self.is_gguf:
+            self.numbers, key = checkpoint.metadata, "general.architecture"
+            self.arch_name = self.numbers.get(key)
+        else:
+            self.numbers, key = checkpoint.config, "model_type"
+            kind = self.numbers.get(key)
+            self.arch_name = HF_MODEL_TYPES.get(kind, kind) if isinstance(kind, str) else kind
+        if not isinstance(self.arch_name, str) or self.arch_name not in ARCHITECTURES:
+            raise KshipraError(f"architecture {self.arch_name!r} ({key}) is not supported; "
+                               f"supported are {', '.join(ARCHITECTURES)}", self.path)
+        self.arch = ARCHITECTURES[self.arch_name]
+        if self.integer("n_experts", 0):
+            self.fail("n_experts", self.integer("n_experts", 0),
+                      "mixtures of experts are not supported yet")
+        self.n_layers = self.integer("n_layers")
+        self.hidden = self.integer("hidden")
+        self.n_heads = self.integer("n_heads")
+        self.n_kv_heads = self.integer("n_kv_heads", self.n_heads)
+        if self.n_heads % self.n_kv_heads:
+            self.fail("n_kv_heads", self.n_kv_heads, f"it must divide the {self.n_heads} heads")
+        if self.hidden % self.n_heads and self.get("head_dim") is None:
+            self.fail("n_heads", self.n_heads, f"it must divide the width {self.hidden}")
+        self.head_dim = self.integer("head_dim", self.hidden // self.n_heads)
+        if self.integer("value_dim", self.head_dim) != self.head_dim:
+            self.fail("value_dim", self.get("value_dim"),
+                      f"keys and values must be equally wide, here {self.head_dim}")
+        self.ffn = self.integer("ffn", 4 * self.hidden if self.arch_name == "gpt2" else None)
+        self.n_ctx = self.integer("n_ctx")
+        eps = "rms_eps" if self.arch.norm == "rms" else "layer_eps"
+        self.eps = f32(self.number(eps))
+        if not self.eps:
+            self.fail(eps, self.get(eps), "it must be above 0, or a row of zeros has no norm")
+        cap = None if self.arch_name == "gemma2" else 0.0       # None: must be in the file
+        self.attn_cap = f32(self.number("attn_cap", cap))
+        self.final_cap = f32(self.number("final_cap", cap))
+        self.attn_scale = f32(1 / math.sqrt(self._query_scalar()))
+        self.embed_scale = f32(math.sqrt(self.hidden)) if self.arch.gemma else 1.0
+        self.window = self._window()
+        if not self.is_gguf:
+            self._check_config()
+
+    def get(self, name, default=None):
+        """Return a hyperparameter as it stands in the file, or the default."""
+        gguf_key, config_keys = KEYS[name]
+        if self.is_gguf:
+            value = self.numbers.get(f"{self.arch_name}.{gguf_key}") if gguf_key else None
+            return default if value is None else value
+        kind = "sliding_attention" if name == "local_base" else "full_attention"
+        for place in (self.numbers, self.rope_parameters(kind)):
+            for key in config_keys:
+                if place.get(key) is not None:
+                    return place[key]
+        return default
+
+    def rope_parameters(self, kind="full_attention"):
+        """Return rope_parameters of config.json, which may hold one object per kind of layer."""
+        rope = self.numbers.get("rope_parameters") or {}
+        part = rope.get(kind, rope) if isinstance(rope, dict) else rope
+        if not isinstance(part, dict):
+            raise KshipraError(f"rope_parameters is {_quote(rope)}, not an object", self.path)
+        if kind == "sliding_attention" and part is not rope:
+            part = {"rope_local_base_freq": part.get("rope_theta")}
+        return part
+
+    def fail(self, name, value, why):
+        """Raise the error that a hyperparameter's value deserves."""
+        gguf_key, config_keys = KEYS[name]
+        key = f"{self.arch_name}.{gguf_key}" if self.is_gguf else config_keys[0]
+        raise KshipraError(f"{key} ({name}) is {value!r}: {why}; the file is damaged or of a kind "
+                           "that is not supported", self.path)
+
+    def integer(self, name, default=None):
+        value = self.get(name, default)
+        least = 0 if name in ("window", "n_experts") else 1
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2 ** 31:
+            self.fail(name, value, f"a whole number of at least {least} is needed"
+                      if value is not None else "it is missing")
+        return value
+
+    def number(self, name, default=None):
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            self.fail(name, value, "a number is needed" if value is not None else "it is missing")
+        if not 0 <= value < 1e30:
+            self.fail(name, value, "a finite number that is not negative is needed")
+        return float(value)
+
+    def _window(self):
+        """Return the sliding window, 0 for none."""
+        if self.arch_name == "qwen2" or self.arch_name == "qwen3":
+            return 0                    # the key is there, and switched off
+        return self.integer("window", None if self.arch.window_every else 0)
+
+    def _query_scalar(self):
+        """Return the number whose root the scores are divided by: head_dim, but for Gemma.
+
+        A GGUF does not hold it; of the published models only the 27B ones differ from head_dim.
+        Source: llama.cpp, llama-model.cpp, f_attention_scale.
+        """
+        if not self.arch.window_every:
+            return self.head_dim
+        if self.is_gguf:
+            return self.hidden / self.n_heads \
+                if GEMMA_27B_LAYERS[self.arch_name] == self.n_layers else self.head_dim
+        scalar = self.number("query_scalar")
+        if not scalar:
+            self.fail("query_scalar", scalar, "it must be above 0")
+        return scalar
+
+    def layer_window(self, i):
+        """Return how many positions layer i looks back, itself included; 0 for all."""
+        every = self.arch.window_every
+        return 0 if every and (i + 1) % every == 0 else self.window
+
+    def check_ctx(self, ctx_size):
+        """Return the positions of the cache: what was asked for, or what suits the model."""
+        if ctx_size is None:
+            return min(self.n_ctx, DEFAULT_CTX)
+        if not 1 <= ctx_size < 2 ** 31:
+            raise KshipraError(f"a context of {ctx_size} positions is not possible; use 1 or more")
+        if self.arch.rope is None and ctx_size > self.n_ctx:
+            raise KshipraError(f"a context of {ctx_size} is more than the {self.n_ctx} positions "
+                               "that this model has learned; use a smaller --ctx-size", self.path)
+        return ctx_size
+
+    def _check_config(self):
+        """Refuse a config.json that asks for something which nothing here would compute."""
+        for key, need in CONFIG_MUST_BE.items():
+            self._must_be(key, (None, need))
+        known = {"silu": ("silu", "swish"), "gelu": ("gelu_new", "gelu_pytorch_tanh")}[
+            self.arch.act]
+        if self.arch.gemma:             # the first configs say "gelu" but mean the tanh form
+            known += ("gelu",)
+        key = next((k for k in ("hidden_activation", "hidden_act", "activation_function")
+                    if self.numbers.get(k)), "hidden_act")
+        self._must_be(key, (None,) + known)
+        for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+            self._must_be(key, (None, self.arch.window_every or None))
+        kinds = self.numbers.get("layer_types")
+        if isinstance(kinds, list):     # no list of our own: n_layers may be a lie
+            known = ["sliding_attention" if self.layer_window(i) else "full_attention"
+                     for i in range(len(kinds))]
+            self._must_be("layer_types", (None, known))
+
+    def _must_be(self, key, known):
+        value = self.numbers.get(key)
+        if value not in known:
+            raise KshipraError(f"{key} is {_quote(value)}; {self.arch_name} is supported with "
+                               f"{_quote(known[1])} only", self.path)
+
+
+# 7.3 Rotary positions.  Each pair of a head turns by position * frequency.  Stretching a
+# model to a longer context changes the frequencies: by a number for each pair (llama3, or
+# rope_freqs in a GGUF), by one number for all (linear), or by a blend of both ends (YaRN).
+
+class RopeTable:
+    """Cosines and sines, made in double and rounded to float32, grown as positions come up.
+
+    n_rot: dimensions of a head that turn   pairing: "interleaved" or "half"
+    freqs: angle per position of each pair; magnitude: factor on cos and sin (YaRN)
+    cos, sin: array('f') (n_positions, n_rot / 2), flat
+    """
+
+    def __init__(self, pairing, freqs, magnitude=1.0):
+        self.pairing, self.freqs, self.magnitude = pairing, freqs, magnitude
+        self.n_rot = 2 * len(freqs)
+        self.cos, self.sin = array("f"), array("f")
+
+    def rows(self, pos):
+        """Return (cos, sin) of one position, each (n_rot / 2,)."""
+        half = len(self.freqs)
+        for p in range(len(self.cos) // half, pos + 1):
+            self.cos.extend([math.cos(p * f) * self.magnitude for f in self.freqs])
+            self.sin.extend([math.sin(p * f) * self.magnitude for f in self.freqs])
+        return self.cos[pos * half:(pos + 1) * half], self.sin[pos * half:(pos + 1) * half]
+
+
+def rope_scaling(hp):
+    """Return the scaling as a dict of Hugging Face's names, whatever the file; {} for none."""
+    if not hp.is_gguf:
+        scaling = hp.numbers.get("rope_scaling") or hp.rope_parameters()
+        if not isinstance(scaling, dict):
+            raise KshipraError(f"rope_scaling is {scaling!r}, not an object", hp.path)
+        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        more = sorted(set(scaling) & {"mscale", "mscale_all_dim"})
+        if more:
+            raise KshipraError(f"rope scaling {kind!r} with {more[0]} is not supported", hp.path)
+        return {} if kind == "default" else dict(scaling, rope_type=kind)
+    prefix = f"{hp.arch_name}.rope.scaling."
+    get = hp.numbers.get
+    kind = get(prefix + "type", "none")
+    if kind == "none":
+        return {}
+    return {"rope_type": kind, "factor": get(prefix + "factor"),
+            "original_max_position_embeddings": get(prefix + "original_context_length", hp.n_ctx),
+            "beta_fast": get(prefix + "yarn_beta_fast", 32.0),
+            "beta_slow": get(prefix + "yarn_beta_slow", 1.0),
+            "attention_factor": get(prefix + "attn_factor")}
+
+
+def _scaling_number(hp, scaling, key, default=None):
+    value = scaling.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1e-9 < value < 1e12:
+        raise KshipraError(f"rope scaling {scaling['rope_type']!r} has {key} = {_quote(value)}; "
+                           "a positive number is needed", hp.path)
+    return value
+
+
+def scale_llama3(hp, scaling, freqs):
+    """Return frequencies for Llama 3.1's longer context.
+
+    Wavelengths beyond original / low_freq_factor are stretched by factor, those below
+    original / high_freq_factor stay, and those between are blended.
+    Source: Llama 3.1 reference code, apply_scaling.
+    """
+    factor, low, high, original = (_scaling_number(hp, scaling, key) for key in (
+        "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"))
+    if not low < high:
+        raise KshipraError(f"rope scaling 'llama3' has low_freq_factor = {low} and "
+                           f"high_freq_factor = {high}; the first must be smaller", hp.path)
+    out = []
+    for f in freqs:
+        turns = original * f / (2 * math.pi)          # over the original context
+        keep = min(1.0, max(0.0, (turns - low) / (high - low)))
+        out.append(keep * f + (1 - keep) * f / factor)
+    return out
+
+
+def scale_yarn(hp, scaling, freqs, base):
+    """Return (frequencies, magnitude) of YaRN: fast pairs stay, slow ones are stretched.
+
+    Source: Peng et al. (2023), YaRN, section 3.2 and eq. 22.
+    """
+    factor = _scaling_number(hp, scaling, "factor")
+    original = _scaling_number(hp, scaling, "original_max_position_embeddings", hp.n_ctx)
+    n_rot = 2 * len(freqs)
+
+    def pair_with(turns):
+        """Return the (fractional) pair that makes so many turns over the original context."""
+        return n_rot * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low = pair_with(_scaling_number(hp, scaling, "beta_fast", 32.0))
+    high = pair_with(_scaling_number(hp, scaling, "beta_slow", 1.0))
+    if scaling.get("truncate") is not False:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(0, low), min(n_rot - 1, high)
+    out = []
+    for i, f in enumerate(freqs):
+        stretch = min(1.0, max(0.0, (i - low) / max(high - low, 0.001)))
+        out.append(stretch * f / factor + (1 - stretch) * f)
+    magnitude = _scaling_number(hp, scaling, "attention_factor", 0.1 * math.log(factor) + 1
+                                if factor > 1 else 1.0)
+    return out, magnitude
+
+
+def rope_table(hp, base, scaling, factors=None):
+    """Return the RopeTable of one frequency base.
+
+    factors: the numbers of rope_freqs.weight, one for each pair, or None
+    """
+    pairing = hp.arch.rope if hp.is_gguf else "half"
+    n_rot = hp.integer("n_rot", hp.head_dim)
+    if n_rot % 2 or n_rot > hp.head_dim:
+        hp.fail("n_rot", n_rot, f"an even number of at most {hp.head_dim} is needed")
+    if not 1 < base < 1e12:
+        hp.fail("rope_base", base, "a number above 1 is needed")
+    freqs = [base ** (-2 * i / n_rot) for i in range(n_rot // 2)]
+    if factors is not None:
+        if len(factors) != len(freqs) or not all(1e-9 < c < 1e9 for c in factors):
+            raise KshipraError(f"tensor 'rope_freqs.weight' holds {len(factors)} factors; "
+                               f"{len(freqs)} positive ones are needed", hp.path)
+        freqs = [f / c for f, c in zip(freqs, factors)]
+    kind = scaling.get("rope_type")
+    if kind is None:
+        return RopeTable(pairing, freqs)
+    if kind == "linear":
+        factor = _scaling_number(hp, scaling, "factor")
+        return RopeTable(pairing, [f / factor for f in freqs])
+    if kind == "llama3":
+        return RopeTable(pairing, scale_llama3(hp, scaling, freqs))
+    if kind == "yarn":
+        return RopeTable(pairing, *scale_yarn(hp, scaling, freqs, base))
+    raise KshipraError(f"rope scaling {kind!r} is not supported; supported are linear, llama3 "
+                       "and yarn", hp.path)
+
+
+# 7.4 Weights
+
+class Weights:
+    """The tensors of a model or of one layer, by slot; a bias is slot + "_b", absent: None."""
+
+    def __getattr__(self, slot):        # only asked for what was never set
+        return None
+
+
+class Loader:
+    """Hands out the tensors of a checkpoint by slot, checks shapes, and knows what is left."""
+
+    def __init__(self, checkpoint, hp):
+        self.hp, self.tensors = hp, checkpoint.tensors
+        self.left = set(self.tensors)
+        self.prefix = "transformer." if "transformer.wte.weight" in self.tensors else ""
+
+    def name(self, slot, layer, kind):
+        """Return the tensor's name in this file."""
+        gguf, llama, gpt2 = SLOTS[slot]
+        if self.hp.is_gguf:
+            name = gguf
+        elif self.hp.arch.hf == "gpt2":
+            name = gpt2 if slot == "lm_head" else self.prefix + gpt2
+        else:
+            name = GEMMA_NAMES.get(slot, llama) if self.hp.arch.hf == "gemma" else llama
+        return name.format(layer) + "." + kind
+
+    def has(self, slot, layer, kind="weight"):
+        return self.name(slot, layer, kind) in self.tensors
+
+    def tensor(self, slot, layer, kind, shape):
+        """Return a tensor after checking its shape; shape: (n_out, n_in) or (n,)."""
+        name = self.name(slot, layer, kind)
+        t = self.tensors.get(name)
+        if t is None:
+            raise KshipraError(f"tensor {name!r} is missing; the file is incomplete, so fetch or "
+                               "convert it again", self.hp.path)
+        self.left.discard(name)
+        conv1d = not self.hp.is_gguf and self.hp.arch.hf == "gpt2" and len(shape) == 2 \
+            and "{}" in SLOTS[slot][0]
+        if conv1d:                      # GPT-2's first release stored its matrices (n_in, n_out)
+            shape = shape[::-1]
+        if tuple(t.shape) != tuple(shape):
+            raise KshipraError(f"tensor {name!r} has shape {tuple(t.shape)}; the hyperparameters "
+                               f"ask for {tuple(shape)}", self.hp.path, t.offset)
+        t.data                          # raises for a type that cannot be computed with
+        return t.T if conv1d else t
+
+    def vector(self, slot, layer, kind, n):
+        """Return a norm's weight or a bias as array('f') (n,)."""
+        values = self.tensor(slot, layer, kind, (n,)).floats()
+        if kind == "weight" and self.hp.arch.gemma and not self.hp.is_gguf:
+            return array("f", [v + 1.0 for v in values])
+        return values
+
+    def check_all_used(self):
+        """Refuse tensors that nothing here would read: the answers would be wrong."""
+        left = sorted(n for n in self.left if not UNUSED_TENSORS.fullmatch(n))
+        if left:
+            raise KshipraError(f"{len(left)} tensors would be ignored, the first is {left[0]!r}; "
+                               "this variant of the architecture is not supported", self.hp.path)
+
+
+def load_weights(checkpoint, hp):
+    """Return Weights with .layers, a list of Weights."""
+    load = Loader(checkpoint, hp)
+    q_dim, kv_dim = hp.n_heads * hp.head_dim, hp.n_kv_heads * hp.head_dim
+    shapes = {
+        "attn_norm": (hp.hidden,), "ffn_norm": (hp.hidden,),
+        "post_attn_norm": (hp.hidden,), "post_ffn_norm": (hp.hidden,),
+        "q_norm": (hp.head_dim,), "k_norm": (hp.head_dim,),
+        "wqkv": (q_dim + 2 * kv_dim, hp.hidden), "wq": (q_dim, hp.hidden),
+        "wk": (kv_dim, hp.hidden), "wv": (kv_dim, hp.hidden), "wo": (hp.hidden, q_dim),
+        "w_gate": (hp.ffn, hp.hidden), "w_up": (hp.ffn, hp.hidden), "w_down": (hp.hidden, hp.ffn),
+    }
+    w = Weights()
+    name = load.name("embed", None, "weight")
+    if name not in load.tensors or len(load.tensors[name].shape) != 2:
+        raise KshipraError(f"tensor {name!r}, a matrix, is missing; the file is incomplete or "
+                           "holds a vocabulary only", hp.path)
+    hp.n_vocab = load.tensors[name].shape[0]
+    w.embed = load.tensor("embed", None, "weight", (hp.n_vocab, hp.hidden))
+    if hp.arch.rope is None:
+        w.pos_embed = load.tensor("pos_embed", None, "weight", (hp.n_ctx, hp.hidden))
+    w.layers = []
+    for i in range(hp.n_layers):
+        layer = Weights()
+        for slot, bias in re.findall(r"(\w+)(\S*)", hp.arch.slots):
+            shape = shapes[slot]
+            read = load.vector if len(shape) == 1 else load.tensor
+            size = shape[0] if len(shape) == 1 else shape
+            setattr(layer, slot, read(slot, i, "weight", size))
+            # Whether an optional bias is there is read off the first layer.
+            if bias == "+b" or (bias == "?b" and load.has(slot, 0, "bias")):
+                setattr(layer, slot + "_b", load.vector(slot, i, "bias", shape[0]))
+        if layer.wqkv is not None:      # one matrix on disk, three views of it here
+            cuts = (0, q_dim, q_dim + kv_dim, q_dim + 2 * kv_dim)
+            for slot, a, b in zip(("wq", "wk", "wv"), cuts, cuts[1:]):
+                setattr(layer, slot, layer.wqkv[a:b])
+                if layer.wqkv_b is not None:
+                    setattr(layer, slot + "_b", layer.wqkv_b[a:b])
+        w.layers.append(layer)
+    w.out_norm = load.vector("out_norm", None, "weight", hp.hidden)
+    if hp.arch.norm == "layer":
+        w.out_norm_b = load.vector("out_norm", None, "bias", hp.hidden)
+    w.lm_head = w.embed
+    if load.has("lm_head", None):
+        w.lm_head = load.tensor("lm_head", None, "weight", (hp.n_vocab, hp.hidden))
+    elif not hp.is_gguf and hp.numbers.get("tie_word_embeddings", hp.arch.gemma
+                                           or hp.arch_name == "gpt2") is not True:
+        raise KshipraError("tensor 'lm_head.weight' is missing and tie_word_embeddings is not "
+                           "true; the checkpoint is incomplete, so fetch it again", hp.path)
+    if hp.is_gguf and "rope_freqs.weight" in load.tensors:
+        w.rope_freqs = load.tensors["rope_freqs.weight"].floats()
+    load.check_all_used()
+    return w
+
+
+# 7.5 The forward pass
+
+class Attention(NamedTuple):
+    """What the attention of one layer needs to know beside q, k and v."""
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int = 0                     # positions a row looks back, itself included; 0: all
+    cap: float = 0.0                    # softcap on the scores; 0: none
+    sinks: object = None
+
+
+class Batch:
+    """The rows of one step: parallel lists, and the rows whose logits are wanted."""
+
+    def __init__(self, rows, wanted, cache):
+        self.tokens, self.positions, self.sequences = map(list, zip(*rows))
+        self.wanted, self.cache = wanted, cache
+
+
+def forward(model, ops, batch):
+    """Return the logits of the wanted rows.   -> (len(wanted), n_vocab)"""
+    hp, w = model.hparams, model.weights
+
+    def norm(x, weight, bias=None):
+        if hp.arch.norm == "layer":
+            return ops.layer_norm(x, weight, bias, hp.eps)
+        return ops.rms_norm(x, weight, hp.eps)
+
+    def linear(x, weight, bias):
+        y = ops.matmul(weight, x)
+        return y if bias is None else ops.add(y, bias)
+
+    x = ops.embed(w.embed, batch.tokens)
+    if hp.embed_scale != 1:
+        x = ops.mul(x, hp.embed_scale)
+    if w.pos_embed is not None:
+        x = ops.add(x, ops.embed(w.pos_embed, batch.positions))
+    for i, layer in enumerate(w.layers):
+        n = norm(x, layer.attn_norm, layer.attn_norm_b)
+        q = linear(n, layer.wq, layer.wq_b)
+        k = linear(n, layer.wk, layer.wk_b)
+        v = linear(n, layer.wv, layer.wv_b)
+        if layer.q_norm is not None:
+            q, k = norm(q, layer.q_norm), norm(k, layer.k_norm)
+        table = model.rope_tables[i]
+        if table is not None:
+            q = ops.rope(q, batch.positions, table, hp.head_dim)
+            k = ops.rope(k, batch.positions, table, hp.head_dim)
+        a = linear(ops.attention(q, k, v, batch, i, model.attentions[i]), layer.wo, layer.wo_b)
+        if layer.post_attn_norm is not None:
+            a = norm(a, layer.post_attn_norm)
+        x = ops.add(x, a)
+        n = norm(x, layer.ffn_norm, layer.ffn_norm_b)
+        act = ops.gelu if hp.arch.act == "gelu" else ops.silu
+        up = linear(n, layer.w_up, layer.w_up_b)
+        if layer.w_gate is not None:
+            up = ops.mul(act(linear(n, layer.w_gate, layer.w_gate_b)), up)
+        else:
+            up = act(up)
+        f = linear(up, layer.w_down, layer.w_down_b)
+        if layer.post_ffn_norm is not None:
+            f = norm(f, layer.post_ffn_norm)
+        x = ops.add(x, f)
+    x = norm(ops.rows(x, batch.wanted), w.out_norm, w.out_norm_b)
+    logits = ops.matmul(w.lm_head, x)
+    return ops.softcap(logits, hp.final_cap) if hp.final_cap else logits
+
+
+class Engine:
+    """A loaded model, its cache and the backend that computes: everything `step` needs.
+
+    checkpoint: GGUF or HFDirectory   ops: Reference (or another backend of the same surface)
+    ctx_size: positions that the cache holds; None: the model's, at most DEFAULT_CTX
+    page_size: None for one contiguous page
+    """
+
+    def __init__(self, checkpoint, ops, ctx_size=None, kv_type="f16", page_size=None):
+        self.checkpoint, self.ops, self.prefill_rows = checkpoint, ops, ops.prefill_rows
+        self.hparams = hp = Hparams(checkpoint)
+        self.weights = load_weights(checkpoint, hp)
+        self.ctx_size = hp.check_ctx(ctx_size)
+        scaling = rope_scaling(hp)
+        full = local = None
+        if hp.arch.rope is not None:
+            # Gemma 3's own default is another one, so there it has to be in the file.
+            base = hp.number("rope_base", None if hp.arch_name == "gemma3" else 10000.0)
+            local_base = hp.number("local_base", 10000.0)
+            full = rope_table(hp, base, scaling, self.weights.rope_freqs)
+            local = full
+            if hp.arch_name == "gemma3":        # local layers have a base of their own, unscaled
+                local = rope_table(hp, local_base, {})
+        self.rope_tables = [local if hp.layer_window(i) else full for i in range(hp.n_layers)]
+        self.attentions = [Attention(hp.n_heads, hp.n_kv_heads, hp.head_dim, hp.attn_scale,
+                                     hp.layer_window(i), hp.attn_cap)
+                           for i in range(hp.n_layers)]
+        if page_size is not None:
+            check_page_size(page_size)
+        self.kv_type, self.page_size = kv_type, page_size
+        self.new_cache()
+
+    def new_cache(self):
+        """Make the page pool: one page of the whole context, or pages of page_size for it."""
+        hp = self.hparams
+        size = self.page_size or -(-self.ctx_size // CHUNK) * CHUNK
+        self.cache = PagePool([(hp.n_kv_heads, hp.head_dim)] * hp.n_layers,
+                              -(-self.ctx_size // size), size, self.kv_type)
+
+    def step(self, rows, wanted=None):
+        """Run rows through the model and return the logits of those that are wanted.
+
+        rows: list of (token, position, Sequence); rows of many sequences mix freely, those of
+        one sequence stand in order of position.   wanted: indices into rows, None for all
+        -> list of array('f') (n_vocab,), one for each wanted row
+        Each row's k and v enter the cache; its logits depend on its own sequence alone.
+        """
+        if wanted is None:
+            wanted = range(len(rows))
+        if not rows:
+            return []
+        lengths = {id(seq): (seq, len(seq.tokens)) for _, _, seq in rows}
+        try:
+            for token, pos, seq in rows:
+                self._append(token, pos, seq)
+            logits = self.ops.run(forward, self, Batch(rows, list(wanted), self.cache))
+            for row in logits:
+                check_finite(row)
+        except BaseException:           # leave each sequence as it was
+            for seq, length in lengths.values():
+                seq.truncate(length)
+            raise
+        return logits
+
+    def _append(self, token, pos, seq):
+        """Check one row and make room for it in its sequence."""
+        if not 0 <= token < self.hparams.n_vocab:
+            raise KshipraError(f"token {token} is outside 0..{self.hparams.n_vocab - 1}")
+        if not 0 <= pos < self.ctx_size:
+            raise KshipraError(f"position {pos} is outside the context of {self.ctx_size}; "
+                               "use a larger --ctx-size")
+        if pos != len(seq.tokens):
+            raise KshipraError(f"position {pos} does not follow the {len(seq.tokens)} tokens of "
+                               "its sequence; truncate it first")
+        seq.reserve(pos, pos + 1)
+        seq.tokens.append(token)
 
 
 # ---------------------------------------------------------------------------------------
 # 8. Sampling
+#
+# A sampler turns one row of logits into one token.  The filters apply in this order, each to
+# what the one before it left, and the temperature comes last, as in llama.cpp:
+#
+#   repeat penalty -> top-k -> top-p -> min-p -> temperature -> draw
+#
+# Probabilities use the exp of chapter 4 and one stated order (largest first, then lowest
+# id), so the same seed gives the same text on every machine.  Temperature 0 takes the
+# largest logit and draws nothing.
+# Sources: Keskar et al. (2019), CTRL (penalty); Fan et al. (2018) (top-k); Holtzman et al.
+# (2020) (top-p); Nguyen et al. (2024) (min-p).
+
+PENALTY_WINDOW = 64                     # the penalty looks at so many of the last tokens
+
+
+def penalize(logits, tokens, penalty):
+    """Return logits with those of `tokens` made less likely: divided, or multiplied below 0.
+
+    A token beyond the logits (padding, in a prompt of ids) has none to change.
+    """
+    out = array("f", logits)
+    for t in {t for t in tokens if t < len(out)}:
+        out[t] = out[t] / penalty if out[t] > 0 else out[t] * penalty
+    return out
+
+
+def keep_top_p(candidates, p):
+    """Return the fewest first candidates whose probabilities reach p, at least one."""
+    if p >= 1:
+        return candidates
+    weights = exp([logit - candidates[0][0] for logit, _ in candidates])
+    reached = list(itertools.accumulate(weights))
+    return candidates[:bisect.bisect_left(reached, p * reached[-1]) + 1]
+
+
+def keep_min_p(candidates, p):
+    """Return the candidates at least p times as probable as the best."""
+    if p <= 0:
+        return candidates
+    weights = exp([logit - candidates[0][0] for logit, _ in candidates])
+    return [c for c, weight in zip(candidates, weights) if weight >= p] or candidates[:1]
+
+
+def largest(logits, k):
+    """Return the indices of the k largest logits, the largest first, equal ones in order."""
+    if k < len(logits) // 8:
+        return heapq.nlargest(k, range(len(logits)), key=logits.__getitem__)
+    return sorted(range(len(logits)), key=logits.__getitem__, reverse=True)[:k]
+
+
+class Sampler:
+    """Chooses tokens; owns its random numbers, so requests do not disturb each other.
+
+    temperature: 0 for greedy   top_k: 0 for all   top_p: 1 for all   min_p: 0 for all
+    repeat_penalty: 1 for none   seed: None for a new one each time
+    largest: what finds the largest logits; a backend may have something quicker
+    Raises KshipraError for a value outside its range.
+    """
+
+    def __init__(self, temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, repeat_penalty=1.0,
+                 seed=None, largest=largest):
+        for name, value, low, high in (
+                ("temperature", temperature, 0, math.inf), ("top_k", top_k, 0, math.inf),
+                ("top_p", top_p, 0, 1), ("min_p", min_p, 0, 1),
+                ("repeat_penalty", repeat_penalty, 1e-6, math.inf)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) \
+                    or not low <= value <= high or value == math.inf:
+                raise KshipraError(f"{name} is {value!r}; a number of {low} to {high} is needed")
+        if top_k != int(top_k):
+            raise KshipraError(f"top_k is {top_k!r}; a whole number is needed")
+        self.temperature, self.top_k, self.top_p = temperature, int(top_k), top_p
+        self.min_p, self.repeat_penalty = min_p, repeat_penalty
+        self.random, self.largest = random.Random(seed), largest
+
+    def __call__(self, logits, past, n_vocab=None):
+        """Return the next token.
+
+        logits: array('f')   past: the tokens so far   n_vocab: ids from here on are padding
+        """
+        n_vocab = len(logits) if n_vocab is None else n_vocab
+        if self.temperature == 0 and self.repeat_penalty == 1:
+            best = getattr(logits, "best", n_vocab)     # machine code has looked already
+            if best < n_vocab:
+                return best
+        if n_vocab < len(logits):
+            logits = logits[:n_vocab]
+        if self.repeat_penalty != 1:
+            logits = penalize(logits, past[-PENALTY_WINDOW:], self.repeat_penalty)
+        if self.temperature == 0:
+            return logits.index(max(logits))
+        candidates = self.candidates(logits)
+        top = candidates[0][0]
+        weights = exp([max(-1e30, (logit - top) / self.temperature) for logit, _ in candidates])
+        reached = list(itertools.accumulate(weights))
+        at = bisect.bisect_right(reached, self.random.random() * reached[-1])
+        return candidates[min(at, len(candidates) - 1)][1]
+
+    def candidates(self, logits):
+        """Return the (logit, token) pairs that the filters leave, best first."""
+        order = self.largest(logits, self.top_k or len(logits))
+        candidates = [(logits[t], t) for t in order]
+        return keep_min_p(keep_top_p(candidates, self.top_p), self.min_p)
 
 
 # ---------------------------------------------------------------------------------------
 # 9. Decoding
+#
+# A decoding strategy is a generator of tokens over `step`: it chooses the next batch, reads
+# the logits, and never looks inside the model.  The first one keeps nothing and recomputes
+# the whole text for each token, as the formula of a language model says; the second keeps
+# the cache, and computes each position once.
+#
+#   baseline   N tokens cost 1 + 2 + ... + N rows
+#   cached     N tokens cost N rows
+#
+# Then tokens become text: pieces are held back while they may still be the beginning of a
+# stop string.
+
+def prefill(engine, seq, tokens, progress=None):
+    """Append tokens to a sequence, engine.prefill_rows a step; return the last one's logits.
+
+    progress(done, total): called before each step, and at the end
+    """
+    start, total, logits = len(seq.tokens), len(tokens), None
+    for a in range(0, total, engine.prefill_rows):
+        if progress:
+            progress(a, total)
+        part = tokens[a:a + engine.prefill_rows]
+        rows = [(t, start + a + i, seq) for i, t in enumerate(part)]
+        last = a + len(part) == total
+        result = engine.step(rows, [len(rows) - 1] if last else [])
+        logits = result[0] if last else None
+    if progress:
+        progress(total, total)
+    return logits
+
+
+def baseline(engine, prompt, choose, seq, progress=None):
+    """Yield tokens without end, computing every position anew for each.
+
+    prompt: token ids   choose(logits, tokens so far) -> token
+    seq: a Sequence; what it holds is dropped
+    """
+    tokens = list(prompt)
+    while True:
+        seq.truncate(0)
+        tokens.append(choose(prefill(engine, seq, tokens, progress), tokens))
+        progress = None
+        yield tokens[-1]
+
+
+def cached(engine, prompt, choose, seq, progress=None):
+    """Yield tokens without end, each for one row of work after the prompt.
+
+    seq: a Sequence that may already hold the beginning of the prompt; what differs is dropped.
+    It is looked at anew for each token: should another generation have used it in between,
+    what that one dropped is computed again.
+    """
+    tokens = list(prompt)
+    while True:
+        seq.truncate(seq.common_prefix(tokens))
+        logits = prefill(engine, seq, tokens[len(seq.tokens):], progress)
+        tokens.append(choose(logits, tokens))
+        progress = None
+        yield tokens[-1]
+
+
+class StopStrings:
+    """Passes text on, but not the stop strings, nor what may become one.
+
+    push(text) -> what may be shown; `found` is then the stop string that ended it, or None.
+    The stop string that is complete first counts, so how the text is cut does not matter.
+    """
+
+    def __init__(self, stops):
+        self.stops = stops
+        self.held, self.found = "", None
+
+    def push(self, text):
+        text, self.held = self.held + text, ""
+        hits = [(text.find(s) + len(s), -len(s), s) for s in self.stops if s in text]
+        if hits:
+            end, _, self.found = min(hits)
+            return text[:end - len(self.found)]
+        keep = 0
+        for s in self.stops:
+            for n in range(min(len(s) - 1, len(text)), keep, -1):
+                if text.endswith(s[:n]):
+                    keep = n
+                    break
+        cut = len(text) - keep
+        self.held = text[cut:]
+        return text[:cut]
+
+    def flush(self):
+        """Return what was held back and did not become a stop string."""
+        text, self.held = self.held, ""
+        return text
+
+
+class Generation:
+    """An iterator of text, and what became of it.
+
+    prompt_ids: the prompt's tokens   ids: the tokens generated so far, end token included
+    finish_reason: None while it runs; then "stop" (end token or stop string) or "length"
+    ttft_s, decode_s: seconds to the first token, and from there to the last one
+    """
+
+    def __init__(self, tokens, prompt_ids, tokenizer, stop_ids, stops, max_tokens):
+        self.prompt_ids, self.ids, self.finish_reason = prompt_ids, [], None
+        self.ttft_s = self.decode_s = 0.0
+        self.tokenizer = tokenizer
+        self._stops = StopStrings(stops)
+        self._pieces = self._run(tokens, stop_ids, max_tokens)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self._pieces)
+
+    def close(self):
+        """End the generation and free what it holds; iterating on gives nothing more."""
+        self._pieces.close()
+
+    def _run(self, tokens, stop_ids, max_tokens):
+        stream, begun = self.tokenizer.stream(), time.perf_counter()
+        try:
+            while len(self.ids) < max_tokens:
+                token = next(tokens)
+                now = time.perf_counter()
+                if not self.ids:
+                    self.ttft_s, begun = now - begun, now
+                self.decode_s = now - begun
+                self.ids.append(token)
+                if token in stop_ids:
+                    self.finish_reason = "stop"
+                    break
+                text = self._stops.push(stream.push(token))
+                if text:
+                    yield text
+                if self._stops.found:
+                    self.finish_reason = "stop"
+                    return
+            text = self._stops.push(stream.flush())
+            text += "" if self._stops.found else self._stops.flush()
+            if self.finish_reason is None:
+                self.finish_reason = "stop" if self._stops.found else "length"
+            if text:
+                yield text
+        finally:
+            tokens.close()
 
 
 # ---------------------------------------------------------------------------------------
 # 12. Front doors
+#
+# Two doors lead in: `load`, for programs, and `main`, for the command line.  Nothing here
+# computes; the command line can do nothing that a caller of `load` could not.
+
+DEVICES = ("auto", "python")
+STRATEGIES = {"cached": cached, "baseline": baseline}
+
+
+class Model(Engine):
+    """A model with its tokenizer: what `load` returns."""
+
+    def __init__(self, checkpoint, tokenizer, ops, **options):
+        super().__init__(checkpoint, ops, **options)
+        self.tokenizer = tokenizer
+        if tokenizer.n_vocab > self.hparams.n_vocab:
+            raise KshipraError(f"the tokenizer has {tokenizer.n_vocab} tokens but the embedding "
+                               f"only {self.hparams.n_vocab} rows; the files do not belong "
+                               "together", checkpoint.path)
+        self.session = Sequence(self.cache)     # the last text, so that a longer one reuses it
+
+    def logits(self, ids):
+        """Return the logits after each of ids: list of array('f') (n_vocab,), one a position.
+
+        Raises KshipraError when ids are more than the context holds.
+        """
+        self.check_prompt(ids)
+        seq = self.session
+        seq.truncate(0)
+        out = []
+        for a in range(0, len(ids), self.prefill_rows):
+            part = ids[a:a + self.prefill_rows]
+            out.extend(self.step([(t, a + i, seq) for i, t in enumerate(part)]))
+        return out
+
+    def check_prompt(self, ids):
+        """Refuse a prompt that is empty or longer than the context; nothing is ever cut."""
+        if not ids:
+            raise KshipraError("the prompt is empty and this model has no token to begin with; "
+                               "give at least one character")
+        if len(ids) > self.ctx_size:
+            raise KshipraError(f"the prompt has {len(ids)} tokens but the context holds "
+                               f"{self.ctx_size}; shorten it or use a larger --ctx-size "
+                               f"(the model was trained for {self.hparams.n_ctx})")
+
+    def generate(self, prompt, max_tokens=None, stop=(), ignore_eos=False, strategy="cached",
+                 progress=None, **sampling):
+        """Return a Generation: an iterator of text pieces.
+
+        prompt: str, or token ids   max_tokens: None for as many as the context holds
+        stop: str or several; none of it is shown   ignore_eos: go on after an end token
+        strategy: "cached" or "baseline", as in chapter 9
+        progress(done, total): called while the prompt is read
+        sampling: the parameters of Sampler
+        """
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        if "" in stops:
+            raise KshipraError("a stop string is empty; give at least one character")
+        tokens, limit = self._tokens(ids, max_tokens, strategy, progress, sampling)
+        return Generation(tokens, ids, self.tokenizer,
+                          () if ignore_eos else self.tokenizer.stop_ids, stops, limit)
+
+    def generate_ids(self, prompt, max_tokens=None, ignore_eos=False, strategy="cached",
+                     **sampling):
+        """Iterate over token ids, up to and without the end token; parameters as for generate."""
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens, limit = self._tokens(ids, max_tokens, strategy, None, sampling)
+        stop_ids = () if ignore_eos else self.tokenizer.stop_ids
+        return itertools.takewhile(lambda t: t not in stop_ids, itertools.islice(tokens, limit))
+
+    def _tokens(self, ids, max_tokens, strategy, progress, sampling):
+        """Return (endless token generator, how many tokens to take from it)."""
+        self.check_prompt(ids)
+        if strategy not in STRATEGIES:
+            raise KshipraError(f"strategy {strategy!r} is unknown; use one of "
+                               f"{', '.join(STRATEGIES)}")
+        if max_tokens is not None and max_tokens < 0:
+            raise KshipraError(f"max_tokens is {max_tokens}; 0 or more are needed")
+        room = self.ctx_size - len(ids) + 1     # the last token needs no place in the cache
+        limit = room if max_tokens is None else min(room, max_tokens)
+        find = getattr(self.ops, "largest", largest)
+        sampler, n_vocab = Sampler(largest=find, **sampling), self.tokenizer.n_vocab
+
+        def choose(logits, past):
+            return sampler(logits, past, n_vocab)
+
+        return STRATEGIES[strategy](self, ids, choose, self.session, progress), limit
+
+
+def open_checkpoint(path):
+    """Return the GGUF or HFDirectory at path; None for the model in this file."""
+    if path is None:
+        return GGUF("the model in kshipra.py", data=unpack_model(DEMO_MODEL))
+    path = os.fspath(path)
+    if os.path.isdir(path):
+        return HFDirectory(path)
+    if not path.endswith(".safetensors"):
+        return GGUF(path)
+    Safetensors(path)                   # what is wrong with this very file is said first
+    checkpoint = HFDirectory(os.path.dirname(path) or ".")
+    if not any(os.path.samefile(path, file) for file in checkpoint.files):
+        raise KshipraError("is not among the files of the model in its directory; give the "
+                           "directory", path)
+    return checkpoint
+
+
+def tokenizer_of(checkpoint):
+    """Return the Tokenizer that a checkpoint carries."""
+    if isinstance(checkpoint, GGUF):
+        return tokenizer_from_gguf(checkpoint.metadata, checkpoint.path)
+    return tokenizer_from_hf(checkpoint.path)
+
+
+def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", page_size=None):
+    """Load a model.
+
+    path: GGUF file, safetensors file, Hugging Face directory; None: the model in this file
+    device: "auto" or "python"   threads: 1 or more, None for all that pay
+    ctx_size: positions in the cache; None: the model's own, at most DEFAULT_CTX
+    kv_type: "f32" or "f16"   page_size: positions in a page of the cache; None: one page
+    Raises KshipraError for anything wrong with the file or the parameters.
+    """
+    if device not in DEVICES:
+        raise KshipraError(f"device {device!r} is unknown; use one of {', '.join(DEVICES)}")
+    if threads is not None and threads < 1:
+        raise KshipraError(f"threads is {threads}; 1 or more are needed")
+    checkpoint = open_checkpoint(path)
+    tokenizer = tokenizer_of(checkpoint)
+    return Model(checkpoint, tokenizer, Reference(), ctx_size=ctx_size, kv_type=kv_type,
+                 page_size=page_size)
+
+
+def free_memory_bytes():
+    """Return the memory that a new process could use, or None where the system does not say."""
+    try:
+        with open("/proc/meminfo") as f:
+            return int(re.search(r"MemAvailable:\s+(\d+)", f.read()).group(1)) << 10
+    except (OSError, AttributeError):
+        return None
+
+
+def peak_rss_mb():
+    """Return the largest resident size of this process so far in MB, or None."""
+    try:
+        import resource                 # not on Windows
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (1 << 20 if sys.platform == "darwin" else 1 << 10), 1)
+
+
+def megabytes(n_bytes):
+    return f"{n_bytes / 1e6:,.1f} MB"
+
+
+def describe(path, ctx_size=None, kv_type="f16"):
+    """Yield lines: metadata, tensors and memory plan of a checkpoint, no weight read.
+
+    What can be listed is listed before KshipraError is raised for the rest.  A safetensors
+    file without config.json beside it has no plan.
+    """
+    alone = path is not None and path.endswith(".safetensors") and not os.path.isfile(
+        os.path.join(os.path.dirname(path), "config.json"))
+    checkpoint = Safetensors(path) if alone else open_checkpoint(path)
+    yield f"file      {checkpoint.path}"
+    numbers = checkpoint.config if isinstance(checkpoint, HFDirectory) else checkpoint.metadata
+    for key, value in sorted(numbers.items()):
+        if hasattr(value, "__len__") and not isinstance(value, (str, dict)) and len(value) > 8:
+            value = f"[{len(value)} values]"
+        text = str(value) if not isinstance(value, str) else repr(value)
+        yield f"  {key} = {text if len(text) < 100 else text[:96] + ' ...'}"
+    yield f"tensors   {len(checkpoint.tensors)}"
+    weight_bytes = 0
+    for name, t in checkpoint.tensors.items():
+        yield f"  {name:<40} {t.format.name:<6} {tuple(t.shape)}"
+        weight_bytes += t.n_bytes
+    yield "memory"
+    yield f"  weights      {megabytes(weight_bytes)}, mapped from the file"
+    if alone:
+        return
+    hp = Hparams(checkpoint)
+    n_ctx = hp.check_ctx(ctx_size)
+    kv_bytes = 2 * hp.n_layers * hp.n_kv_heads * hp.head_dim * (4 if kv_type == "f32" else 2)
+    embed = checkpoint.tensors.get(Loader(checkpoint, hp).name("embed", None, "weight"))
+    n_vocab = embed.shape[0] if embed is not None else 0
+    scratch = 4 * (Reference.prefill_rows * (4 * hp.hidden + 2 * hp.ffn) + n_vocab)
+    yield (f"  KV cache     {megabytes(kv_bytes * n_ctx)}, {kv_type}, {n_ctx} positions "
+           f"of {kv_bytes} bytes")
+    yield f"  scratch      {megabytes(scratch)}, for {Reference.prefill_rows} rows at a time"
+    total, free = weight_bytes + kv_bytes * n_ctx + scratch, free_memory_bytes()
+    verdict = "" if free is None else \
+        f" of {megabytes(free)} free" + ("" if total <= free else ": too little memory")
+    yield f"  together     {megabytes(total)}{verdict}"
+
+
+def build_parser():
+    """Return the argparse parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="kshipra", description="Run a language model: the small one in this file, or any "
+        "GGUF or safetensors checkpoint.")
+    add = parser.add_argument
+    add("-m", "--model", "--checkpoint", metavar="PATH",
+        help="GGUF file, safetensors file or Hugging Face directory (default: the model in "
+        "this file)")
+    add("-p", "--prompt", metavar="TEXT", help="text to continue")
+    add("-n", "--max-tokens", type=int, default=256, metavar="N",
+        help="tokens to generate at most; -1 for as many as the context holds (default: 256)")
+    add("--temp", "--temperature", dest="temperature", type=float, default=0.8, metavar="T",
+        help="0 for the most probable token each time (default: 0.8)")
+    add("--top-k", type=int, default=40, metavar="K", help="0 for all tokens (default: 40)")
+    add("--top-p", type=float, default=0.95, metavar="P", help="1 for all (default: 0.95)")
+    add("--min-p", type=float, default=0.05, metavar="P", help="0 for all (default: 0.05)")
+    add("--repeat-penalty", type=float, default=1.0, metavar="X", help="default: 1, none")
+    add("--seed", type=int, metavar="N", help="same seed, same text (default: a new one)")
+    add("-c", "--ctx-size", type=int, metavar="N",
+        help=f"positions in the cache (default: the model's, at most {DEFAULT_CTX})")
+    add("-t", "--threads", type=int, metavar="N", help="threads (default: all that pay)")
+    add("--device", choices=DEVICES, default="auto", help="what computes (default: auto)")
+    add("--kv-type", choices=KV_TYPES, default="f16", help="type of the cache (default: f16)")
+    add("--paged-cache", action="store_true", help="keep the cache in small pages")
+    add("--page-size", type=int, metavar="N",
+        help="positions in a page of the paged cache (default: 64)")
+    add("--stop", action="append", default=[], metavar="TEXT",
+        help="end before this text; may be given several times")
+    add("--ignore-eos", action="store_true", help="go on after an end token")
+    add("--info", action="store_true", help="print metadata, tensors and a memory plan")
+    add("--json", action="store_true", help="print one JSON object instead of text")
+    return parser
+
+
+def typed_text(argument):
+    """Return a command line's argument as text: typed in another encoding it has surrogates."""
+    return os.fsencode(argument).decode("utf-8", "replace")
+
+
+def run_prompt(args):
+    """Generate for --prompt and print it: the prompt and its continuation, or JSON."""
+    begun = time.perf_counter()
+    page_size = 64 if args.paged_cache and args.page_size is None else args.page_size
+    model = load(args.model, args.device, args.threads, args.ctx_size, args.kv_type, page_size)
+    load_s = time.perf_counter() - begun
+    show_progress = sys.stderr.isatty() and not args.json
+
+    def progress(done, total):
+        if show_progress:
+            sys.stderr.write(f"\rreading the prompt: {done} of {total} tokens"
+                             if done < total else "\r\x1b[K")
+            sys.stderr.flush()
+
+    prompt = typed_text(args.prompt)
+    generation = model.generate(
+        prompt, None if args.max_tokens == -1 else args.max_tokens,
+        [typed_text(stop) for stop in args.stop], args.ignore_eos,
+        progress=progress, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p,
+        min_p=args.min_p, repeat_penalty=args.repeat_penalty, seed=args.seed)
+    pieces = []
+    status = 0
+    try:
+        if not args.json:
+            sys.stdout.write(prompt)
+            sys.stdout.flush()
+        for piece in generation:
+            pieces.append(piece)
+            if not args.json:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        generation.finish_reason = "interrupted"
+        status = 130
+    if not args.json:
+        sys.stdout.write("\n")
+        return status
+    n_ids, n_prompt = len(generation.ids), len(generation.prompt_ids)
+    json.dump({
+        "text": "".join(pieces), "tokens": generation.ids, "prompt_tokens": n_prompt,
+        "finish_reason": generation.finish_reason,
+        "timings": {
+            "load_s": load_s, "ttft_s": generation.ttft_s,
+            "prefill_tok_s": n_prompt / generation.ttft_s if generation.ttft_s else None,
+            "decode_tok_s": (n_ids - 1) / generation.decode_s if generation.decode_s else None},
+        "rss_mb": peak_rss_mb(), "device": model.ops.name, "isa": model.ops.isa,
+        "threads": model.ops.n_threads}, sys.stdout)
+    sys.stdout.write("\n")
+    return status
+
+
+def run_command(argv):
+    """Do what the arguments ask for; return the exit status."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.info:
+        for line in describe(args.model, args.ctx_size, args.kv_type):
+            print(line)
+        return 0
+    if args.prompt is None:
+        parser.error("give a --prompt (or --info)")
+    return run_prompt(args)
+
+
+def complain(message):
+    """Print one line to stderr; return the exit status of bad input."""
+    print("kshipra:", " ".join(str(message).split("\n")), file=sys.stderr)
+    return 1
+
+
+def main(argv=None):
+    """Run the command line; return the exit status."""
+    if sys.stdout is None:                      # started with its output closed
+        sys.stdout = open(os.devnull, "w")
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):      # a console that cannot show a character marks it
+            stream.reconfigure(errors="replace")
+    try:
+        try:
+            return run_command(argv)
+        finally:
+            sys.stdout.flush()                  # here, and not at exit where nobody catches
+    except KshipraError as error:
+        return complain(error)
+    except MemoryError:
+        return complain("not enough memory; use a smaller model or --ctx-size")
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:                    # from here on there is no output
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # whoever read it has seen enough
+            return 0
+        return complain(f"the output cannot be written: {error.strerror}")
 
 
 # ---------------------------------------------------------------------------------------
 # 13. The model in the file
+#
+# Two small llama models that were trained for this project on stories of its own grammar:
+# the demo (4 layers, width 64, Q4_0) and a draft for speculative decoding (1 layer, width
+# 32).  Each is a GGUF file, compressed by zlib and written in base 85.
+
+def unpack_model(text):
+    """Return the bytes of the GGUF file packed in text."""
+    return zlib.decompress(base64.b85decode(text.replace("\n", "")))
+
+
+DEMO_MODEL = """
+c-riHcUY5G-+x<0K<%#E=V@A%m0-0hOGT@)(NY;1fHJb~Bn-(OC<@u2RLKTJA^VP^0!bLwN`L^aR%N)l+}gK&I$X6+f3Z(<=k{
+&;w(ozx>w4w7a`DNX?>Xl?KHu*-=Nm{!$c&%x+;h(bJ@=oV8NdC0<G0@=LNTE%pSCc+tdI;a2!#x086m*)-0!!~X|(*J{Hgy<x
+H!M)S0V3nDxD0JmgR@z2}LEZ{x?}7KqG8sa7zgjJr7^-yypHlfi2AZVg|s=X8<L|n^}Z1y63l7_6@ie3kyq%83YbvGmTJ8VvwK
+6JQ14ylnkM$fPlvX#Uz;2YR~J{r=$vKC56<@g(b{l#uI@juUStC5D5hQW@1ShJHHGMn<>xpn*EeuK7&Chexmw9G9e%T^pyYjOU
+cbtme<svKM|(oa|vaei%ZIiHkTFAHxo+f0Ij5Wl1CEk3yyqRnX-~n!a_VyL@0jZM4vLR{LYoXN)pQmTQ(Qu(+N*zdv5jI_*b5i
+VU-l-7i^{jJc8HN-Z>a0R6?=mdD%h|sff0)s02@-1^j08uc0kvy!+Z8%a%S(FOOvSyVL$y^w+oaK+gvOzpek|=f&TIR|p8j_!8
+n1LI`4?|Lx&hUhuXT%=3czUa-Img1jKu3qrgg)C<DA0O<uNF9`R7g<kNE7cBCE#a{5P7cB9DrCzYi3nIKA(hH)zAleIJykNN(t
+nh-BUI2Mxl^3k`g7>^&jTfx-f^}XH=LPXzkl+Q0UXbJk$zG7+1*u-J-U~K(!TVm2<^>;k!A37g_ks*B$n=6NFF<<%#tX1sfb)W
+EFUawNTrb$<1)IGf&kORspuh_Xy#Vh81TP?Z0m%!<UI2Ij#S5rjK=XnkFDUkc5-%wAf-PQ9<^^;wV0Z!33s_#j_5zL<aJ_)%1$
+-|MctN=rZ2c|Mo;$t|Li-`q451bX=^<o*kP$*A2$>;dfshqKAcPJ;=pckzA#?~rhaq$XLTwOghfoKE>=1H5$O)lN2z5cI8$vx0
+ItrnWyr{PVLfav<145M$s)CRZLLvx>AtZs26hblx$stq?p&AJ7gwQSs)k5e)2<?W@9thPzNC6=wgj5hxLr4Q5ErfIss)tYmgc>
+2V7eY-Cf>_rJv91?lT`$DCUWj$Q5bJs&*7ZWH>xEd?3$d;jVqGu9x?UTEApZ42{Og7I*9-Bl7vf(p#J^sMf4va@dLjPxLj3E6_
+}2^ZuNUH9FT}rIh=08h|9T<*^+Nn}LHu(;{BuG4b3y!bLHu(;{BuG4b3y!bLHu(;{BuG4b3y!bLHu(;{BuG4b3y!bLHu(;{BuG
+4b3y!bLHu(;{BuG4b3y!bLHu(;{BuG4b3y!bLHu(;{BuG4b3y!bLHu(;{BuG4b3y!bLHu(;{BuG4b3y!bLHu(;{BuG4b3y!bLH
+u(;{BuG4b3y!bLHu(;{BuG4b3y!bLHu(;{BuG4b3y!bLHu(;{BuG4b3y!bLHu(;{BuG4b3y#;gZS46@vjf!UmwIjGGPMbafT1(
+`yk!VCjggbd#5PIdl8`wLU^BGfe!)`eZyf(l=vXcJ3|>vmY(l@T14<^lkZ!YM)S>3?1Mz#6bxt$&y~g}0nI>$mH?n<WiV^s_Je
+6ohfF8=Bno}7$oqK-)Auj~dI&R@1kLoHL;r8)`gAB^K-xeW5{i9xl>xrV-t&h&_L%9D0vJ9Fk71H`O4QqsBLHY=D4O|P$T<*4$
+oY_FC2ZJAF!z`G9v4E&)1hHBSS&Nh1X#Es5oR%@0;CKL?~^Qm*#d*9URe^^`;g&_y5}<Ln}G(ITUG+C3aw9or34pdBt(FGm;kg
+^hR?-R0^VmNJ|8wmNwMz(ZVA)(K{1pVBr<Gvm_!ND`?#ct07V8$0kY53BKY#fJ}$8!1<L?v1}ecHri5oGG_@}Z5Tet4s;!>{i*
+peykg%kJRLZB(d@9jON_=C99$f;SdRGjE+QVk9Z$YXTz7J0u28@zSUxXkt3aPLh1{jmzZ^%BS;RY~EeT$~UXa|cU10ql%Y+w>B
+;pj!a(gWiz8}O+^htoeFo~%%MmlQ)WBlyZ)NeQeL6hMWAPz-s34$TaB_~cuX=u7W~Z^N7j6u}Z{jSnWmawb0j9ziPHs$yulVo#
+p=mh(i)AC`11I58Q%ida%i@`pLjLl$^^2~ZtkL0+eEeZGLr`Cc&|7GRG*ASpJiLdAP$dFyT8!ws-Bc;YiyWFS@n5HT1um|-3j%
+V1Tlga+FN*THr!UjWOPusTpwQWgk*^TdU|2@)pyau#MOj2Nz_G^i#Q`OL?AY=$Zt-KQ<#Nmlv8_B954&&V&H1TW7J<!Lkm%(X=
+x212YWgCMgQO8t%bFkP8Y9DuU?iI4;fqB($vtjYK7cx0$H6H0t#94eG_a=uURQeSfTiWESD^d~=6|MQD{+N~kLVnG97$+FH@Is
+uZ;_;`=SzIUk}qkTitfKuN_Pb~C(l)$9>K3eZ_gzw#Z9zMX_?s0){SSkTlEZ_6k?0dHX@cFw0Ho<z23w*YcVB=Fg9`TM?^)}2O
+u<D#qQZx}d$iVX{!&7Nt+Zq6|Jf8*aCcb)2hO?Cnrx+cIHHiRAGkgh5q$B_y5>K}IK1+n3nHVL$Ert%ySt6|F!S;Bl`Y~Xu`4~
+rnrEviOD`X6Kg46TazBlP)$oOEG*Nb6ZCwUwM-*<{(o+)6$wxog*_%2YwnDsxjWPk1E2YQ>hzp3!V7tcR?J$pTSJ$pTSJ$pTS{
+hxaM$#=L#gfbEV`VRM(=X{5SUr%ZX*y#!ZJAfcy=W7J)@XA2IFRlo-ccNkhbR;Ao%6t%ZQA8BLFzj&5erhe)*$m;kGr{HQ2<RG
+6gn%8c@)5<54m1P}HV^E^jDQ^u8NS6>2>2=0XA9Z47T|kY_LSFPcWHJ$g6{JO?9zcKgkh*VP=bK<cn}%B$8aZ*d=tX%o%DQ!?+
+{*sVE9za_c<SSxk13YtBCgkV0}Y`=Thhs1Q4);{?oxu^3IGxyzO(4uV3Mddp?5ea~s4ea=uT`5(FE*COkr=z7Gn0*3f-pY4E6L
+cyxqw1CnAQihb&o`NqNz;7`R7j#Hs)3Ib{rF<>0=Xbig{(0ooPLzMUwVE94-Pc1Ioa=K4RxD2#v1}p|t1pFe7N94n1DnY<*fm}
+oh6V?XwB^ZhP)GAE)c&K+?g79^O0AC`JJ&8Thmv}HuiV-D{sVtu#J=F5GMG>%0Uva)?1-x$wSfGl1@rK=~5bOP64Mzn0I{^e4m
+Z6Y-`3QI)iH0aC@l8PV<N_h^skS4+cP;ZI0|M6ULr}f=eFVIr<*9@DFsi|#2-#JLpu#Ex0$}*V`;Q1R%m%nYOa!cpj!1{Il?$(
+3fNvex=p=ah(h)_l0*8l}TmW{Fekz0VpU!{4M+#q~kKpkx^t=RKW(s_zi%{(2Ki#JyfFO}!*IpvRcZ*+$cpK(m00HmIBG$lgB0
+Tl-1L3Vn#8dtEV&A&O2%s3&$U(ecOn~<pJVg*jXa=kVd+Z|xz&ezOd>ZYk{-3Ybv3x<H`AFnZ3O4n79<ITNfFKk@30cB^st(3`
+=XwhPYu6w)!14(3bcYwV`v5)`F%UGEsZSIxgVoOx1pMn2#5(wX>Wgw20^X%6@&s)%ylsgneyYWWNbrM|06cuLVt7o`e7ixBKdi
+37I<^D^-KRU@$yUV;fN!@9_}=9yAO7$TrY~V=o;?HRc8>wRHo7O_A<QiH?Km3|`Ebpd3}5m0HR(3yBUn(50C->V^XxhKzD?5Cr
+}q&HfYoJB4#N6=rM{wDg7Ee80GiJr^3ywzrzZMzUE?7Yy!gSt`B(=l)t*%Jxg_4RyTQDd>Ipc^{4@km>iZD!q`T?+Fag1Y^_bT
+qfU<ml7~jj7@Teg2;oZ+v1fc{jODDsIZa}~~z9sP3u1A#6Vc$}d5G8QU0pB+Ss}OI)okWA58%m%?a0&CNq|A6y+u{2xfcHfe_C
+=a6#XVGmvHVGf!HY1&2@-+;@1i0~;8G=l@U|y{0spcz@u{Pq=iCb0=;%)s03y7!mch;<P?crCmxYm(1V2?3AmCkZ##0r;bM$2U
+-lZda-+cxn=<wPL3knI5&mzG0KLotHT;NGAe^@6J0dF>Y4!3ju_-a#7Lf`zKeyA@%e<Diw1JSvEESitUZ-!=mqSf;=ekWMyA;@
+M1p{SIW&-k^rR(b!ZZvlenDThTK=6bd-Iz8WW_d+Zv=kpOo*}=d5^>i^KI2Tb~?hyotPac+)&<LI<D_0_d^XYVe&dB#j{AUQH^
+nc_DG&<ow9|Y$V2mki081I>8!Ef-%(hJI8g{!-nP*i|l$R<45D4sNmSO4~*w`=U}UqAWr{vCG#jk<8rlRtni{`Ie(e;fTgeDsr
+_#Q*$y{r97`{K0~&;p-;-=}_t)3`M|)Zv4}stiKpqk@X)u^Y=qbn2b^;<FB;N{tuq^)OaHCfA$jo&jyh^)cJ!I^WZBI{>a!TgP
+Em&F|?xW&(?kN-5_jm-XB?7@q0on{!2ns)cjuC#ea_w6+8cQ=wA_{LiMLZ|B4XL)&HIli~kpdsA&4Vj~D+HAu7y&Ht25<qQde=
+#{MlrJm>hcb^it-D*Ap;h<E?GLY)1*w(tJU3UTgFhyG=SxcsL>|FS}S@q0qN`@g9W*MINhcmJ|NeDi06{!WGX_K%GHdllm6KU?
+?jRER0h|Bet#{<=cUeExUZF8P}kV%DDy{mTmR_MZ;@%L?(^Kc>w5{m{QxA%6R(m1$3n|EmhI^v?$UoeHt+kBt3$6=Ln5t^0Q>#
+Bcvm@)~rce&U}0k@vs-7syvj#UzzRA``1SE7%gLiAP#w<0f5EjQ22|8dYkNqgFQfjU{LqUKO5JbJ3Y}XaB(H&q;Dnb?UJGG;RU
+6jjR=m(_F-Qq-i(1hFsLxSKYoOFsksv&XZwhD*^$IxFaq>$~P*dswHc~x$F+EN-DGHN{P*ErA7SyyDBM%!>QG<r4lt;E|IdI$^
+6eUSHhgka?aN~(<i8Mq-ZKD?gvwN8<7o67qp7(jv8&CZNBR7%o83iYQH0H*2q{y9<N-mb^b977?dCsKWyf9uIKb9Tk_f*e`lUg
+LtC0ZVU2`zM~vxJ`}|o^!&#P!AHUl&@EJ+AjPY5E%AvuX4!x1+mV*SR(z1Ftp<ILqSSUS-vWZ$oQ#d{fka1Wsk-<n@;4&?TTb+
+$AjmXRqN3gU=P68(;>lHrHsY}?DlDtIfAJ&YHLt~?Uiocr{8aE(HBu%y^*zb;LcCPM@VQRQ#5?18R&~IAb%D~qBr0-iQ%+fNaE
+uS9tfJG5!=5??gZUT46>Ac=yiSBS)rP${~Q%*|(rS&eG9&(2F_H+f~V9J@BCCe_k3kC{8C9FyjGixvF!Xk2}fVS3pGuTP+*D47
+o*zUV;NE_Kng#I8)T$5DHK6v=?gvhcDv@|L$M6Z~MMHhA{Ete;eY5;WeiQulp9a&;hkACQt%*ArS;%ae-o#l_imTC=PkDq227b
+iRvtOWLpcnMePx}J|(lS_M-nj2zZ2Bxsm>Q#=fCvgs9GAn0;L|X1-ebK8J#i{CS=}lAecVJ_Ld*COTlqL&NiAt$t`u}fS^|z^j
+NKLMs#|n_DoFe6zl#4XB-|cyBwy?mVo5^dq!BPL6dDzzSg|zw(Tt>pj!{+Y8jjZRH$TWxaqdH2G*ih#zXUT>rpIVdHE0d$st3~
+4Bi#<-`xA+^D6xL2O*V!<<9Ag@=A6^~CGjEe`LMsd#wtdsPtBcL}KCcL6*H?(*6FKqCOpeBCmR0Q!9o^q{_Y_)TPn+z=i4rVd(
+H|zc{tEktby-2CDiMxE(O_P)CD^S@B1ilp=AJ+&BDO7AZ;s<$J)<}xy(iS@32I6CFB2>|d$vhhWX#k6@aunn4EDaI552qesOgg
+=15Q6Njuld`joOOL)YEm89;x}ziv>$$>60u(i_~=89(D8X1+o#{th78wc|S~Xdv`tY9)3H1MmjSktBF#DVh{6J6>&-`Im#fPMi
+t<&$fLv$#BG;VsdJP4#MvYYm}Hq+aDax>hj)d|qNUgKQ;*v$VNUr3U8*cn^x&~cWCERXGbZqd!nvlJBRX-^HvGWx!a#7!Xf9hH
+l9jA>HjZ;OH^&n#D<`@MT4qGosN7cE(L#<}V)<z8Lc+!b9_><Bk+mtazf2K&>)M2&Lo*_#S4|3wVV^poNwcakALZ&)UCYUu%Qb
+syh61*RRSg6T-%A$8nez4u+Uu>X`(bv%RV__;g*~yLvI|*u+WIex#p($0A6MUr1{f`m_3O6%VD;Bhk8q}2dDe#~0dg@b{X*zS`
+9v2+P1*f@B<Cj}n~}U1+(~>9Lnrc#WCvfaFpnr7hc(rXR{s!8t{aMMw6Ys)DeogYNUa*}zdPy%utJuW)n+P1p1T><z;q7BsTC@
+xlTvmjGxS<Qe$8<8NbL_8VjO4VEJmB9CP39&?IJo<_1)F<ku62@ERE?eCGi)$)>C;^uDtjDyOLhZ*1)}F&cE5`t8ZOc^I)Xcm>
+Q-V_+DCWxq)UNrq9CeQ1GsY4)0-$&zcX<I}*RO#&60a3mb_RwCAvloqZiM>u|?g7wTeBH>m`ka*}M%3Ep}ORn`&kAoNFG^R5?@
+Ma-&yR=I%Y*QXDeag=VUOe(&g<q&GtZO-coLH04@I)Ey$Lm03`AtkQ-hd;7?e0t*H;i{STJt^xmvyT0(Je_UTCvDE`%9{BN`j%
+GRZ2orHcIzhPaP@l0D^(O(yii9$u1qyg?Z{rztjuZLb$(1Mm7b@3V|EZOYG{0wo6D7y<0Tc+|KI9QlodPF6=%9$c}sI}au=Q?w
+!VYP(9G-RRgl>#{T|suLJaor%u|D6#Fg^9s;e^TJ#}4v*GTUku_o-z7E$CmG5o>NTUZj!e>Dhd+DF!8hLWkL8=klAG*(VWNfeI
+^N=Y4~JeVss@cq<js76s~nfg-l$e!SI1DkCL(W4CFfxFa*26cyf5jwPPO?D+}T~GZqyR`0_wuEujuM;bGgPqaS+%x0TFp{Wi7(
+#Fqff7y-tQANiFQO3?@c>4wVqRZJB3iKMDM~tKfGh&UO8$E`372b$S1YG>8S2G%Y&T6jF!Is4g#9X6*zV+865N!J?F()8mn_2x
+Ny}AHE!p%DQUCexL3N5uxSt#)-_AkHO6w(<wF{kDA`Vp@k4;V0H(@!pf?U*4mbRd7vV$b5XLbxZWwIAg>pJ#y4K}w^_Jv)$8=y
+vKq@$818L<zK)>YlwrC>Q);z;wsl$Mkp4HLc9aZH9+_56Tggn^A40!M?SkrJJ82UoDHoe$PYss+oCSEF_JJLNimg6<8lw7lxoz
+UwdC5vcbkMoOY5>cb<+O6I6qzP+8IXs^xT5e#5uBG-87X4P~PUV8MBs1?f#_v?!{^b6SS<du#AQi+7y4$`oh<TI?LRH1Y<QOo6
+HccG3V)k@8>=$PI~5f9?+4K)kGr9-!dC(3_9Z`ILoE*wC)WQl$BS<b1*Ai1M`YxL<?)=}?<CrspU#ko~=CL9`Fy`HFv4Og1?)D
+Fv2-9W;E3z?HM1TUc`)U~86FTR-cL8WY?iI})fXI=fEaiqD6JcnpMx*Qaa9^DQ~n0@U7yhQ#iw3hcCx0X<f9Cv1fjJzCGurrDM
+#o86~#my+HE0xtWo8ri{EgyT-Vl;ka(_q-n$tA{Nqg)HLsr#zVSzpj~YT4K3tkdtheU-?+U_Fdt4yigiW=7R*%=_US`vczad*L
+-o@C3Sgq+ezYjAsr%GCHh8>CfYPfIZ)cj=Z#hsB(;UA?wo$ldJ3duBs1=CEv0nin2g#*HC(rIV(l_xrWsJP~(1x?Bu5^deEEG?
+#69m5gmMP9BT6?RUA##!~KC|)y;K_6@+Az(``J!<leDZekOC+Q&$UCp(>QGcl|t&#pVK>6Fc4^nfF=Iv*KDz>CX?>@wTu(bViV
+GA(O3bE3Wlrey}2Y-!~?Ik+Kant=^<MhZ$I%M33N&NV_>NS-W{tl&gc{0Gt{dE$tjrU$Ly~dtsy59<S*f9M>IV?=?QVJ3NzlCi
+6_@nanepXEM)Zp2<9uc_#Br=9$bhnP)P;m$9QHEvi7aLT|hwqNJ=RW#bQkjaqHN#TK!XCThwW!cx1Q`S6*{|23JFVZ6x)L>S!I
+4r(HG))f9~`97NxTOGwcW{lPV<=IAaIqsPcpUFIvc_#CJLFN{ysFO*D78mnC*@n%gMdp5W=!!$wh4FFU9$uDw?Ic#W<jOx$WW2
+med#kEyCV9n5Wg5>(M+vlFIzFJ?*mvZ`PHb-N1vfTyx4v8~uByds3g66sUpW%MLWOXP9g!&)?~N|vyxlggD0<sA){Ms~4eq2`r
+T)m-dQ)Zw*lD)6183DV&iNZhRg^QhOyn8=nQNV@1^d?Hwl>TO;tzGBSn5&cW@?MnL2n9XI~*r>S})xAA*bSe6^L_ZANumE%=?K
+b(oU73He1i`8>m`-sf}n7+9sP#2NMU0B8pl<0qrd&a(E~6JbOqwRI4Bp#JR@0x_;DBq9Vic0$XGLK(CLIzFUYvy(8%atmJ>SMx
+!lMn|AF2!aEb|4OvyDB%q4PkYfl&)n#y|R%ew}MQ2YU${W~ME!e<tO?3(f<PlU8Gdoif<Qdu5tztzUujY%B<PawL<iKSDYs@yt
+^0&7nTvUp*PMooxt@s6`CRp3_rv~crZgUqfmECgyRmsU+u1rcyYhxs^34?lD8h9#@ix&+^0LpdUf8lnkD1BB5<3lN6oHMlGrg}
+nqjbzF)<Vev}J<B+_kBwENsb+3(&qZp`xDSBT^vb0#J+dWtDu4MF3A8T)zc3z=#%t8^Q_k|oGEf@9Co^rQF|+lr7|+cj5*51eC
+{r~{CIy7?0p$v!DzW)}<SJz<R<=58`}sMp0E}a<bDvdBUX&c<)|gVp$yW#)MOWN5jh2TOme=OANKa6@vsub9FpjSDzdF2(HfqF
+DxrGD3_He8^2BSEkT|jz11`9+f_q+$1tYibhWW|Xm542J8XVr(Gf{tt?-|gHr%ndEQiL+#%cnwt}P_kd|W8V|XXT(PybCU!pYT
+_8VLFzn~LNW=Ln`PWURHB8|a^#Ro;y5+6)!NU#BLyY3BN_@*y+K^H%z2C4{oP!U%Z|h~ej+oE0Ns~>Qu(R3K#{g>N*3zN+g+Xh
+>NX8FHwg8fecGWGoUOuXS+;;^NWiT?bxP9uZdP*Fj9JO!5kQs0X%;B#(;j`DHMLx|bYILzv(}-J<<+=DPC00tvXY-2ae1<|4@F
+S<brWVW*&_J@yfQ*Qx-R^Jzz~AgsLbbS?A9zHzdZ?+vt87XIo+++(A)vE%T_lPC08uSA%Rv!Zcd(<j9ozjY-mZ4OgNcnO<-lI;
+sAAZE~+EPl5~BIV6hQZ+ettt^8O9#1m(Li;+DYu1|z5UqImyT$enbd?A^l-{t^;qRocTL)f(`{?7D~Sj}?GjV<wHoGr3DqV_M1
+H)%-#%e|cFL5WlnUoJ}7fQ^*t&Kq)odRAmk)CxeAAIt1A_qlxSjCn=A+iLy8_uPsv1BAQVzT3i0+?&vDv)^M_^(~>49Z3p9>0E
+S!!v{{dQc>q7@W1&M_=^imh3(A(+3>eXPUSY4ikRI=JveZO3O2Q*|_U0Pe8h~R_Ehddbglb))T)VzytZ*k)V_=(Uq=4`gCPraV
+-eX9&#iFH7&dYJu;v5#I$wc3}tNXrLo84v@wkRXj!<Y4Hvw7GY$F0vp1=>iJsr~4w44wEZRTf_@ldVNj^n9g5)iP+A%6ZT;gqN
+N}vfL?kS7aOebCN0O`Gh7m0!g8CUTWtB??`;PC6az(<E=_mA)cSCw`>a_M;<;)D7efmKw@Rr|7kjB?H!w?tr!%poanbOOQ_W*4
+YH+M%hd8T5>K<idPDT%ZLGpyMr9nWJiF0xXTNpySiM0KdHwz?Bg2y~L?hLBuw|>zFPL3I%~XpO#Adx@56GTh!_HhS?2KoH09Fy
+3wlci`>R7y^Tyrdoa~Zf!q9y!-B5BVotH1tXCfmql^3^2ECRFv$9kWj)*|z|cB7F4}s$+(AE!rewwmzWTJh)6ejM;3wW#-bWt<
+@L)k=T6(+xYs9jvy*hPXF=8!mI`{kTI1Vc@LGi-l|C?s`+sPNr^h$7G0o3WJFOpI+-UPhN6VEGTg8<bRH^k65F`eDBeMm?~$vQ
+_lQIwb*FA<CwpL5f??x;P#Ac;%gVBLeLG0S?EN77v<kSf{rNX6{mkP5RlD!p>A10m?v$RttVAX(FD_Q??KtwXw2Bm^Jpc9t>$O
+~IU@NZu@eAig=M_Wo7plU@2?uhNd-JXaXEhCF8*Y)8Si>5FMn23vvm*6wyn*fR+WETeO-&khxG|I5xkKi5m@jFoK@}VOUzwR3I
+#hj0#iyo-b6!GXKVMh(kI51OVe>Nng&#6-Z(3tc`FCjeE2NI0l9vUtf0OCfZ#K+3{)v;gsp_iwD$v9lT7X*dR;66Cm&PGU$*oh
+w`UV<ue#Y_4!i(~<{E+gXg&$4kWr4hkhT(WQK^npbR-HPOiN%C>TU1t|KY;(a!5U*EhoUo(S=rmS(s;sYgsFX%`70{5+rnh++9
+mVatfAS~G{*|+k^BEd1+TBb9Xu=ebp2A<d5P@o$Rbom+v>G-cdPV0$eGmghM@yt$QJHwEBpG7yrk9TxeHHEA2OrBhpMEtJNl1_
+J2+YU2H8tn!OkQGnQ(S@wy|H(CJM;DML>qu&yZ_oc9ab|rG6pv&W{G5h;ph)&e8Sdyf~Sl>W-g1Yz?NKO7D7IrWV%PK9iP=D}|
+`_6;;dcX|o5T7Z{Bnir-IIjxr5lqV+oC4P^gD*MR$5^ZQ_OqVs0X<Q=?B^(vATry8Z(nuwfpx{K1BZOatdSiF6J66RD*xW1BlS
+I9`8n;radqIs{yIO#&=_4JQz8g$oM6MCQtg$zyxhj+e1ZwX>&On)&@*z*~Rvks%MGe08~QVIg4<@&}nRA=U%sXTcn0<EMQhzVB
+9HR~&T4SK5<(9#@Ysb%jcBoL*<<e_ZROsyq{bNXGmwB-@Vmuadr&h$WDzY6S-CY&ar&WN!R_X(M^aryFV?>b&OFacHFT%XNbAf
+w!+>j1%)YZG5V$u?V$+q=H%+vC5Dn>xZxNexT1n~7(7I`6;RpqQ*OZ~I~exaC3F8bCEDkQhkGV^zb?eGZB(6-Tn%KvBZTFh`ca
+vO2AzdOxOKzdL)#!c$&bufp5R7#=6)LiJCkz+Ix~<T$bVIh&f+*%`r&7dtNO6`T<Yd2gW1GHj{h+)qDlnyej5-mPWt26xjgOJs
+=_%jh?gv9^O1rd8nse3KocFtlJY6LehlOU`l>PJJz=cLZObwai%?uwkJ0pQ!qPx61c0O&DQ0@3o)IIWfmj6n_mzq+w+$WL!@4@
+yv^MaHuJNpl+pZ1Glux5Y(wj6`=-cM{oyUY-is<7LIAG%KO=<YEccQU9;`m`pTj7U1E0CsfDCr7r^3iOAi1BsZ``_*bW-&kGbP
+g1l80+1)m@tcI*ekzb#QBi`C{nIiS0f&{dQXmW8|KD9~F*ueS~?!aSU~z!sJvC98%vHD?&2D5p0eDsmr&nC=2MC5vU1%$ITE$d
+1?Ttp|t{Ql1hkOjOC#JYxgLy$QvsyNz9v;!$DLKZRl-eK7~c7+o!}e-LXb#$Fd?92{=Tw|@Ou(rx5-33r_~;rn^BSkWuO<3qd9
+@w*yZ(ztvoCYhrB38@0H3JpcQB@F#hL{(hr^<r>pbtjfUH8Z6L8tZ?sWb7FTt5DCW-~OPkY6L%WGyk%<M~a+ci4zz6xbnXLho2
+<nrGJf!29qAF?ROH1v=o+U(7rlM_f=RqBUf;2j&gr8>8xb(T61O@2rMP^tIds^j-`ZM)#^OyL8Q4T0Ie7pyxI9CDTR0I`l0#ZU
+>7DZOJTe}K%S4LXwpTqQK>@nlIriCbJ-b=W(+x9hB+W{TTB=FL|Z$gWMe6x74?$M_!WD=zBXZAKpQDS=h-kmL+)_n22^QDAN;i
+GoamNz!NG^2>&DG~o!O_~CVdd}NmBLf<Q!Cmk-TQ!zH;W=Nz3ywgWMBWkj@<JXoXyK3pfAZvgMZmSspk!ZeRp$o*}~!oTdn-#(
+WSpk71l$4a`Y;Da%0tZba|73d*HeCELm-&rR&V#jX$lbHhQdqAsFWkr#~F-6z!<HSdBO8q%jFiry9P)}yPh#-HhY+4`VlYjn$N
+^<YCA-|xh|7hEr+PD(Fz@%(JuIvtl(^k7949raHliyEYQ5ldbt{t8JT6AxKt#^Kn&)>V%2lM-&zFWch?D0Acyb1xuQpotT(RSm
+hhZ(C6mW5``#&3U{wE8&F*tP^P?O0~(+0i6Q9G241LM8nAlmn+G{Nr~C$qv%mIMXfO8poHu`*^dlCW=9RF7R{WMLO=-*NQh+3f
+vQEF>Ik{gu!{(?6Sx`y?LB^;YipK9abMhM3*_1bl?OQ8dQ8S}e>;{)Mzs-}1AZhM<K3YW5kV}ke#bihelzk;S5w#hoc62)gIT5
+kQ`$%sgsgFNkzOU%%Q}BvkF?%N3ma3raX_0Hd*{^q+V!Zfb=M{C)rSk;IIL+~>`x?7EF$EL8^7GnI4XLROr9~(L<&VU;oc*SSE
+Z)z3GL{u5>_{Vf$aZu=kOWXy&H@;?MmD9q{x79RlTCr?MRlI6a*b9Th_4~Bu(Tqg-N7_)a5%)r;~ZCd7)DGOy^`w*jW-WArrty
+pIc|H?{3Cef9P6H`v|*k3bD){4hk0;I1N=DCg~vVQ|m{D&ilxuzK)$+TJVcLOIIe#9%y%QQThn8XkE3iB3CmV&A!l~(AYLe#ic
+ui<s>oM+?j!*4zICQ$Cs;x<Rq#FOd&lcrB%0qCp5+t(s=Temfhs+d%z7<NtokuDdEnJM{BJcf<e84EVNknNY^Hae-><0ok24$V
+6;j9M(rhQ>i+A5XpeBmkRrK4BhIw34QeO(k(f<*NXkNdDmML{d#>F2;1-iZ2J{Pd_o!dLJdr&z-?o?wkX9U(=5qYV7sl;q(H4|
+5GmhO&bak$%V%r1rS;A;=%5l4WYvsr6{Hg(M8xx)Nap*hWsW<h-e)Wos_{%cF_Rxj@Kq=HOm_!Hf8OxA+f@9hR>)WhyPD868qn
+e_#b_$hsJ1{6~NW>$fOfQuNnM2b@UWtl01hO1-@jR6sWoUFJwbC*-{{sx8M3176EmdVXC5rn%Ki*;+6gF7)39y#cAMv^FOtJZ_
+Md?hXVWpH5>lFDT^QGJMJCTgYig_EC5t|m6xTDipVC4?*hzK3A$}9;vJ1tI}CT5>H5%xw;hWKFKMbe(Q<Co{EqD}{ck~&(P^3q
+zK5nT{AX>R?V388%_&6b1N*$(m|YP;xI;)>lN7i2Tp=3~nTESqe=u!g_yy>R!StB0!6Hgh7oqLN-b#~BTGC`m+mUVFdX$dPtAm
+BcOK+JVIBDI#M(21`kl$o#N!RC@e%wnTI4n3f?<)L{6<pM#yPm@z&MIQUu(FlG#s=Y(4|YgL`L(1@eQD4q55`|EdqXU5y3r`lB
+ssc&?EBW_u%P8T-6T}~bhqz?X&PdOQn%O#J8$xhFSE`QkB6Z67dU{_AC^$l=Y*17ZQ1p${Bj<NE>4?t5gs+yy@t~s%xiX_HJ*x
+JazZ77~unu+nRQb%o&F5w?##b2}d6{4m^<+!`jPd6{*x$cvugONz!4U#F7IwAMN3u6(Ki94;K*R1FxlpSBUg3^9VBS5=_>=#$Q
+AEH@re~6tn$VTfX4WocTj+k&l_1+LdBOzv%gPO2oTlL1F3c>D5G+`rhWM=w3^LISX!QgjzpRB!hdHdsVhkpaAU$=}*%F|_XF(G
+wb^%n#^C}u$*Z$-U?pOk=KXYKzWii=#kfqkcHo};ZN)mWPPZ(i2auxO3^=7FuVvXUpCs^N-w3z*2Pu#zH8V}IMrLk3ld{aTP56
+*)_mq5bM7GZyJwhfANJXN9pJE`NUqV{GZxO0j*<){fc)R6WfxshCYra?4L>mOo;PuUO@~$1_->wMg>hog-Eg$ru1u>*7mw13Lu
+QA2<B7x9y`1oygJBN|5Mm)LU0x+;bjd$~0JMADrs4fyEJ&+a-bZ)wUHAQOEbo{ii1gi9bn+nw_7H=_74Q$&0FX#&B|9&(>_irv
+%IvkjjyAck9^H^9d*9ZE1SNw$O8*UTCxaSK2pzp%Tv9{G6l(mQKajXx**H;pT5C?it3zbE3mD$CWs~)?m`+^@;&uBC7`_i7DW<
+C-9CKrK<Ko^-0w$sO_qb%FFJRM%z4~w{#VY_lAwDawcoh>t%MNYjZ1QfI9~z%FMH|$N9o$<_t?bCDWp{31xH++q|?J43=_gt#O
+>)3n{EAngO+z)RiD5<2WMwHgJJ_DXF@69mP7*-j+~^sU5OK(flO>(mewA6oYJMx#V1nAA5<t@d|LE1gPJjuj?0lhmxiZzGJs4D
+`uM{Y_85s%|%h^Tudfrv~b}FrLcS=uX=vip&(<;R;=>#0zX=kYF7P@@UR?Giuwg&bny7bt7Bv}Mu$cAwO=2M=aTlh<$mI%?He=
+VLK95EX|+7`567>H@0eYS-;YL8HaTvhEnnmLWCt#xiIw7y`abn>S6AZL3-*?l1s#5g$D2dLW!cHEOd8+!@nS0Z?S$o*-bPIl9~
+KnW{UB&qE6LD){jnwAR;nU%Ic%xvzME|{wwT*2sJhGT<>Uu4!@!D6^x#-2{}b?>6RRRODzb#*+IaP>e!uas6Pj$ttR<JbB#u~q
+R>`A43}}*ttoH0nDb3o>I`>La(i_&uL~`h0MmKq4Y9tn&P-dP0;#}b)C)Uxg2XqL|*BPCv*FguNwd#61j%^)C=sg?)5?(|Sg1F
+O~BXbU^CQIWDSII{)C~kA;=4*p8Le?ukhF-Md*&O7Yxsx#4YqrFd5cd#QpAJ<efs)3^I=eKn9O*KwxGrUVn~BO2b!YX)52+V&$
+*Y$v8%})fK)q5~3P?0EnUW$tE7utJm|tWnBUnfDo8Hu52igVmj#Pm`Uk+a@cSn+OIi18aGs3V{R_w)4<+|o*enXo(`PR9*CZkm
+(ZXeJkmG)5SCf3A2rZdQ9y8>vUU$BUk?wfpPRg|>Py0EQFE!3>e{;o^@=%Q9nK!p>sh1xdLSfpg)9zzv?!JZF4CQ_0U3>-Z+YB
+-eG&cceq?kw}KNxIUVcVQp;RCfDZA{uEIt27m=)QEA8!I@|lrPPJ%22ELfv{}iCODJMa;z&7G1>@&EryfdfF0#cxRAB@S2f(g<
+<wul@mBzIuX%Q<`lD5?fU|6Rg-by)X?3CK7s>rRyVc9{>%`<J=dYgD$<~yQ)aOQ^!C3BL$!<5(GtUop??l7~ds6!ePMXgD#b$(
+Dc6{seWqfo+kPdVou;*DiqFmde38B?bst%Kuswz;8_C=M8ks?9;41+i)l)~vQ`GED)*hkA+}je6gYDi9AC+81uzcSkOkWaNOeS
+;uSnTDJq7vv$y4M-W<2B2m&j4pD``s8e*ZrUDWkIi}VIw%zD_ck5i-oIcgrHztCkO(jY5;*@5lDVcmi6f=0&GH!Y3x^{xAQ57~
+3KHT%#l@F2U?yl2xSLX!XNF=u|M^P13p&F|4A-(qM{Fl38`WlZ?i5+1-zpQ!f*78ow*K6#7TW_6YpS0rdJK9`kR`J6}gVgxC<l
+4O`-rfKJ8z;=i0r6E~IP2&lP`0~c!k|{H;r&R>&M=92>0u)`nZxTtXd=lQ>rHbsQ)YG{C2GHn-4R%x@m_}pr_%Dn!C>`|)-K(e
+t+$SAXvcVjWi)H$rHJb7oPJzdvh{L)S-P~&O1wm-zM$LWPP+0LM%yfNykS`uKhBMNJahm=o88T)CSCkH=btoW<h&JIdvn*`cri
+%7Jv*{GbB`sFpmB|l4{!z-Z9EY_``ERUq3f0;KgiV$o~^*4$07)L$!SaD)?wjPVIOy<fJ>n4Y$lGOhBXXj6WKB)7njt`#GJB~q
+e9yzX9i0jcCrRc4wUWZ_y<<`?IDR@@`dEFuD;>s9qdJKgvW0vV(YTCRhU9&q|F_exyOthJRf=s!womLcZ!=bZ)}S|Db+X(Ga!|
+1kak<toSwm-!s^+*&FeLa_^)TT>|a`)Q#)c&M#xyEJ2GH)VB6z8cIuUl$Y2Wolzx!jrG4x0lnq79bs?w>9r+bfWmSc|hqqlrRO
+LokzmtMjCk0~dSJVwZ*EC9F!%-(%#+DF7e5GkPvQ_2Gk~e|3nekbhNLf2AvLM~(bVUaf+2RNZba30h|7^m|L15XaxgS~GXk=Gp
+G`1G6lv9#Jw+8UTF$ODNnMd6s(+!jMh_%jjD6W&-O*u|#n$DqUvo&Ii8SG<~lIqPtYZ6CmI)f4nlyk@*h2!yP%`T>do{)r5;Q~
+lV`KZh<s}o2TNHdLD`!3e5N3olxg@~dXXkP;b?ei-*I5)_Ocho3>bk2m?X8As`sb)2bzrnDJOO8I)uUTitMwlq4ZH^6Ov?bBVE
+w7VywG!e~)fRo<UP_*HuR4n(5PegTUH>>tU_?`t;(-9&qa^%t;1=_I2!Br6zDr6`;La#Ek#(?25^f&I<<48i6qs34nyF`b@jvY
+~zGR5a*ymV5xi~($O~Sva{V-HwOd_i*WNI<Xq1?qUYRLjKnvJ*lJY(SNS1@CJUAu7BusijkuLQU*ek$Z%N@+ZJM@|UCWi<)Ekt
+>2bqnC{_1eByQ^Lf63Jcl*+HaGgrXzOTPH9d5lqqWa=o8!6IAqZFvZRbTp+0F-xX8%xqGdZ@^@csAijXXe^XQ@e@q<H4!CCW0o
+Syd@SX4CzhR@PYNKFQews}g24pD<OrHs!XGRyyYYP`v&Zg=E)ID94^@N+k*%vU{3|@)fRi;o$?Mktn`Egk@7*X$z>Vi19F~h(C
+vN&bcqOE3ai!e*?Qcgf{!V=8HyEpdf_J&N@oWDmD+~@G>$<Irex|Gv!;|(w~A+XhE~GN2BI+VG@r_tTwSHTTT2fpk21pfu7nf+
+utX?a4<}c8T|CJs8=$Wg)pU;sJM&G%ZNiN)?imdLcC*KZJT)XEwKOMJvPVCq@&#AFzjK!D0Ik_sEvC_8|8|BX;x94%Fb_J4o%K
+%lKf1mn|>ntb@vt;6&)FxV&IGqsIN}cJa|9(ov5#?Tp@zFX~#~s7y`>fJvXJ(LJ8eGAfPNo6KQ6`iru(xHJOi(qVmo)7jUEZ;d
+59?A7aeT7Ttl#Xm$rhW|EI8%(}{<ENOsE>@e{QRrtXsolPBIenGevTrO-n@>rCy{Pt4KNjrfm+!_MN8afspk4ozoAZfuD8_{z@
+ie^*=#MI-*>b`2}jpGi~e2O~4Fwi&OmNK&^W@fby0z$WW{-WbMDjIm)Hrq^X1^#}@@(@64Yk%`lWL^giSw8*ouK0~1MZr(zDRk
+GJZR^eO%;OiXO)bnFB&p*xb%A7>T#nu!c9ZQSOItaExSGbV+D+Z~@DQx5zWvQJL7sWSYJ$Grn|LsoHbWl}(~#j-e0Ahp9C@Tc6
+GG8~?F)}b<n;-Vf}lHl6Z(RSW>)z}H>SJmzHB+S4jA2O_UHq4gdg|l<B^HH+eoSl&Y7+Vh^{6K)P3J_E`vN$b1s-CYv_CPSa4c
+<(Hy~y#|P09f7Lm;f#I(EuKnCn&Ol9}$3HgDTETgCYM3D6&R+D}!R0fA0nrTwqg7uupIZyu@W^nr-5#09ymnfcAo%WHv|k7<xG
+pfdzR>Qm{ahS(q$bp4U>0Wo>-}3FrL<gYxjjG69S}nE_&K?rKJdiPndGr@ZU|5I#IDG+cG_$~uxG6zk3Mz&N%aJ`;;g<eliOeO
+;S;<17JeL=)=`e61zl{6_X{ZsQUt`v3*Gv!+RkPGH_BZeox%3-;}K~ce5Ak=)2v6qIsSG2(V!<5-?jC5^r^1)$kcZ%{3J5Z@T*
+<B(8Iw+Gdwc&^fASEdXEo1I-}bAN;CMkI~B*H&#%r*#hhOnhAmPb(DeP-9MkeLsaZC?Aw7g5eZrq7wl5b%-f2V^dvq3hbjG`tX
+IosEJa>66%4yINdoCBWmqt^iV!X247?zzBdQXLJWUz<V5_)7CN@s)s8e88x$EK(Cm(M8*e!Ms9U%}-wh5pes9-Y5xb7gQx8a9O
+9Q#{~ZROP#_O{!1SeUJL2+eU0ivvldqd?2A%hbN6H)`N$unA@b{kfa7qipfzsB)EzC5Rgtz0c=}H(RKo6l%PU~;Is|>|9s*@8u
+C{^FAAXr)%nL%<K1<iw)AC?-8BzTL0zk(IdmOSEMwMjNNu!TU^c_lrvVd_0vMEJa-xIB0W-}L$!)s{)UpOHFjSMNF0#Clqh9bJ
+aZut{lM%(9Z`d;3g42HGH%6+v&Kq4n@XL#zk)>AdvS>pHe+eg^+S&fa^0JqXTfc5OYUf9jnb|)Afz}j?Zen=$*wlK`cDq`$QKS
+R3Qc+~MN_9=UqwQ`=HrMhwDH9k!fuvL}DW}H^KjHOb({|Y|k`I9<(YQ>Kkp0mVO|@yj5`vs%n@1uUIkduEbgi^hS+CJC!|M4)K
+SA5l<Jr0srqprPKpoP!Gor`@TyS&0)yLSS&g6^8jDn8d(PSKjk`&W0NJ74R08}lgbVOfNtWU3qrYk?ha88C3xDm~pDLN6jo>Gf
+-Wy@J$#!0mlpoldMPBgA;Q5`=N#o=_j8&1$AY5_S-a-KEwUtviKNlzr^;)lTFSAz%HCu`4IKQ5kiiDD9UFWt-JpP?kX7b0bC%y
++aY#LVr?BWo{xS*w_WY{jQ=&Rwhf%1*r4J|jkuy$l&~CD3_~L|H?UIb>-1g>8(m?0~PX6Dz0e=zG&lkrGUCF=0LIM6T!r&7D7q
+bdh|ce%?G}nd1Pc+htSlDzB4ImV85fA-py2Ku5%=8PC%?Qb6M1<sMrZsiAGYh{R*-tiZS=ko*XA@=M)v72my@fIO|#s5(x9YMs
+%}ic%Gc35kyWDde1kDA89rspocBSZRD}22pK}-vV;V7?{bJo~(`zyHcg)N)nKHhR||p*?)bx(T0zDBpyohN8YZM&Znp^Z(M13u
+ZhtUUm6IWkUbg}489!A8a1dB#qBBrQry|rR@KNL<h1RzPUP-YT?Kiet)%hg*qAhxp@qoP^mSWQO)Nw9kxkXndP$S*O=85SNXph
+S_v{c>YfH5`M#o|mZng=w1C9l8d18fCEwk{*<dvXyT@?1=W#);_r3;1-5_51biqlD6noI8BW+ib}$H-1#@hFUVYga<0Jp*BBkG
+9||FMb1x*a3svb$amPqjpMNd6B!$W)aEF+^yyuRYih<J*Z~Su!>e<V|2Z)TXFr==F7!>&leq#D|H-ArijUs7|dx2?7D59czt<|
+Sccr)_ojm@Wf<e@!@4CHfIZB2mQ7+`K#z6L`ykvQ;b6p?m^J7;2F0k5F<$@=@Nl~9f}~M}W~<46mc)4(#gwH)4oFCAcKT--os!
+NFZCL8;@SN)(Kc4KMiZ(7C>Af)!TJb>q*~*NSe%C`b%vOx9H{1mMGxR1US1j8o<aV<|*(JkaLoacXHm0Yb*Asijqv|l5Vv)5q|
+1c`p>vnW)1D7E;Q%}}g3YsW;PP|s2`u^)5_VgwfMcfZ%TP}UHPpK#34jRsB{r4o`!lpGoJpXeU=34EPBz_=LL|GeNW$m}OWf&y
+VoSkHxe;0*s)_iz9ByZ}Cna8g^+Nch%H=aROsA4YirINy9!&&i<u>&nY?+>w!hc3k)&%6=~NFT)Fso%x^u;Yi==jNV{y|X1|)y
+ETEv6xdwV;7Eo78@WKj`jQYxm7>0{uLWwydFzLJ&Fy%-;FgUejoe7nKQAs4%~=+?aser17}QJH8^$Rs$0(QW7!>}vFn!=uDW#Q
+L2OL;^Q+3Ed8-mHjmK_3{OYQ(C6{9pi@%O74Vkd2;M=cbFWh@=)#`b(SNWGsSoLb{XR$XPq_1+1-;eFjes0yj_kR<+qVcs=wS-
+qzCF8Hg8Z<X!H!l7*HnHt)tTxYo)r7aEuG;vIYq6iacsus>y)UgA4}NRa>F(E7%^3(-^-A~o*iRO|x+*kh$|`#37qOG)Pg#Yo{
+4VyxUv9>JXw6d6rBejAzP@Fq81UBJj8{QoLq|p7<rH~GSFP)|t^<7<C5@I@xFFMUGM;v{VzOns1(o$tSB-(d6-^#dQpK{mWxJ4
+*vXqI2<%1a&M3yBI7q8wQHngM4cG;MIYQnvy3psT0z>08!yn3&eF<j00IL0sAs<?VCT$;pODmD8rXI^0IELM~AjAha~`nJv<O-
+wX)MkQ@Kdk+>>TaUZU5oTh!qJB4%6&-WmTFCx{FX0>VL(r~=Gex?I3&9k+d~4?v(Z5zXr@w0I7Vq1RoGR$zt~1^*T&CdTsHgGb
+T~>uYQXF56)lMR|r|*!Nz|&T;`Vo#?$hHPFM8DK<KYrgQ*4`gS#rspIOiMFiKcalbSX;U{n#_qD>=b>F5`Z@c5U7bCEjEdyG)C
+%JtJchpOm=G6EWK8d;xFSC*QJqoAw-&eG`6K8Yl{6)iA*>k9>S=UyL56CvR-J2=5|eO(PFW}9e_)PRJs#Y4`mJQsX5(EKT1RMa
+NyCSla`VX*xMfCuImjM4R5YqsKf<glnEMDR((7(o*z#+WaDi$)@N`GGAS5-gIz(Sl_Dv_XoW(UxBNc)JiCuFDBWulvsnY04pMT
+BLai0G$R`&eH6L|iw=^XwmrH544DG3mUR!;WgfCO&WD`kjDXSp${3&Z))uRuiy6UA3-%L0d?Oqu_8H^^CZA`c0FGRALoYtMxH7
+7w{wUnbX&~yQpMQCdv$uJlm$*=QMH<mjFQpw$V&LzW3AW<bXxusjlftBtoaz6oA5Ei@y+p7DXVkd3knB`rg3AZhzY~6VwYm)u-
+zG;WE?`Ni71ScuyO53qRArW#-m25W;y)nFes74$@Rs~cB4YO;Sb2%T_STaN2kE$9efNpc(tC&@*Z4Ue-o1|KG`?Qon6eJexxo8
+r|cMHclf~Q?tJy531Rc9VR_9Zf<+b$GrP1`K(jHK$A3E^U1C(-Xjzf9TBOR-^8l6fF)i*wcD`k&8GskC?-I(n!T9BY^Cj=Xr)*
+~&T~X7L14JF2P}eXK64+NmTI7IwZ)Id~;pT4Jb`7E+ZQX0S$=BhsgbiwEj#{w4KGftbx&TDDbrdohP4L=PIVh1eNPV*r~?u3e<
+oYd0;~Fw$g_iV4+Xm1$c`%6P)-N=plwOPCm+$UZ%=(eO}(a|YB<IJNH^v$8vr7%zhI78y@*zO9TSuY6ltp)g~^zIi0tp^g60+{
+F>*$q3TimlhJyDiv4PAoQ0K&Z<OO&Zpoq))B6Q2q-jfA1w!DrJ{W{nSW}PESfN4>H<FBr&a?5D>y4la(ST5&`JTnjZNV9e-Wm|
+Y&&dTNY!_34-DS*$-gP&17efGz{O#}HJX5Qtk{B&vY8(_6KjQhjk!*S6B;qHO0c+Ys-8vR^RdLxmJaryQ~8dVWp>gv24W-=z={
+EB1qVzm9UvdgI-iY{Hn8k%iXZP;{4b6qQ9EeC6!sxgR@G+Hd?fz9Od;)B-z7VAix^#j?)Y~orb{!DhaI`DRBU-}m+@nv(+Y5m=
+bPEaAY!1F!)|TBT?q4B%4O_MG<W@}oIr_gIhO`bj_F`Bx1DV>f{DUGtznh`862&YSNBVI%;mL;G8j^k4jJA4aAWY|+uQRv5pg<
+4p}saW%)d}tb)GtXR@Pa<dU8VY5oBpXVVuRfk9@sRatm;*sP8{OHK<KVJW9ReFo)bJs}*&CSakx|Y?x9mZMbn+GVslgH^Yarsx
+s=N1MZy~e<jDrFG)k?Meatcim+i^q8m4`<CHkzK#*ROs6CdWF)o&&c}WuVNl+S~YWL$>T%T64<Mk(mgj};(#hs|ea_rSuK#(OO
+;&egf+gM7Ks-F+6j1jb0C%rZ42$`zDnCw`FWD-F<ODy9&f0)ap@ENHWTQ%aOV47PZ8MF@W$4mH!zWOYI6|g3^FR5reY~j0gs!l
+2TyZ(<NntB}K=1JBxM@lH|evb=ui^2{2@oh(~Jz6o7kbLlBg(G^{oew&0EaY+I1|F3|NEWCQIesj%#C*{ImlJCzca#0^uQK1qK
+BxH?%2hO1ct~uHPnRsRD9xc4mVyIf4g-`CC2dm)hSX~jN(YLNw6BgVQ70~-T1A$x{SQ%4KU2G_Hcv|C+#F=ci^Q@8vyhULV_an
+E<2gccr?s1%5q32^piAeLYU=yrS;?$(GVPRBuyxMHdWF?K9;v3u(3;)yJ7AQ(Yb?=WVpYvEq^-H##u1~?CYf1Ad&eRx%)*WYq~
+AP&N~;mZWOs^*=t{mK(d9hiLKVwI?gZV;8a_ih#o#%rib5~-Pb<x=<*rmxhRGW@&n;LB4qMEF3)&xJxu5X@e=!?(j3E=Tr`<r#
+xEeT>lvgbo%qD;p#s>W|zVgvgP+tUU>p3oDbLMEUm@G8T`5Xf@e0sKiC2H-_eNi158}%G2`^sc3BN~GWjsrA=9Ltw_Ivyc6lF4
+6K#!jmI2tnH=yAvL+aVQ<!vq+guji2pko^eh8Lw4yHe~QRD8ZI*oAysX0c|^`K9plS$mTQMDg&*M6xv}NB#+bX>ruhc+p8Ct58
+%8Q^qzF0Z6!pT)U?bYCR8n}ul>LCIPWZX<_7O2#!c=vT=s+L?J5vHkC5u=9M?d_1;6jqN^JI%sCq$!mGD&3l|6{m5{F*xSHh|x
+@%G7$h)N1>7SRn)3UX`tlZ3RNW(E^#ER>%fLA;~#OP?RJmCkaX+$vH_tsgUHHlYk4d07a36fNizP)J_+U-rC`4?QP%w3BU3AJk
+NL3#v3-R^FWbr_*p5~@-O^oS`Ms-?gZRTm(R`;2VdDRq9U_j`17AH^<BpkwJE*Uqz?~8Pv#pp*2~A<?RVr-H^uP|S21i~ef7eM
+7`^tRRx$C?6oFptA%1+=B>vE^`FF)vD?+t)j)I<}@brZ|ZPnsV6Ooe)i_Zkc{wl3MIy(fup8FeFl>ZPv^X^9a6!QF=mY>YwdtS
+CC-yF$NLk?@E)YWtXj(GouT!wZ2);;{fUU94c5Ys{dg|#D_z8fAh)I_;{@mu0&Rs?v9Eu8jgOs<;&q<0`yYu7l>PBU7<0#jn9T
+*Ox}p1cjgTJR_}7PHxWJ=}=M;Yz6&?v*!gsU5>5X)TNUD5?Z1dh<o#f#-Lzf|p^0A3k_`)U(5S%6jh8`ZXJBeh>U{X!_b7&+gY
+=9xdC-(e9C%`1A8rLU9+r{(v~b>2dd%QZsK@#_kG_Ss}dGW;AS5F19HdQ0mB*lrQ8zl73pwXq4<~tQ)k}+Cm=XdQY0rCD<>ZD+
+}UwlR_3xt<7p}0!Pd@<qAQq=iJF<DIv!qVl{ED?86jJ=Hj{GKcDM@ZPl`?=4ELLsm*hJxfD1|k(%f5Lh6UBnH6p9Cx5f}zoj4|
+p=%@#`a>=jS+`5Kz56H`HAH@l1yT2{7L9Vot%k2GAMVP8h3$<gxa-{Q9Y$MKn@<lwFp7f>aIzeXLnVsl9+#WVtDr~Q{iuK`9fQ
+T+uITsdgl0uaEm=nEwq8}lg?GC|N&r>=16g;-L67a%6{WP@sacV6B~brMs4QR4J%uKAIoWY)KfM=?*xW<Am$3Y{6?B0_ec`=up
+50swJ3uaTm#1d@(WUg&X?MO!ND_YKS+eOt3g;Lnw0<Tt1q6MfV?FD^&E6}Ky*Bw|r9{~`Uad_d-fdkW#bA*f58KxY3<E-C;<zz
+IawvipeqhiYm|DvmWC<-_Qwf2Lf!K;hfz9hTxK*(Ex>p!K?K2&?eF8Hi6?xg#+W2mV_XpoLWvNqz%kP5uRY*rl|D^hdZN)<k<~
+eqYZ{#YtGKB;w8LE~6I`1wZ4^G{Emqon+GC#BIYfWgzn*MBDA3Al_v*d128*Wv|WwCN7Mqf^aJzH-^Z)tNJwa#Z(zMS*5S|7JU
+esuV=F+Zd)O?0d349b)1-ZtZNJP3ixK!qhwW|PiPQp_#~2Wefq>q`8Tm*2N))o&@?;qHx+WP=$zFaI}MRn_+cb+0RZJ8Uz`3*$
+j+Ry5hQ%gd_y`eyX8q%q5FpEk#;xX*b(yg)p)Ch;WY!{wf=l$eEYy%V_-#~gtXk1o>q2TKfTJXEJ1S_ZUOh!DUQ&hd5+uJO#l-
+Gvn?m7kD9XZNZyMOA}6ZdR?{5H;)rVwhmOLagBQ*v3WDa&ENUs^{mb&I3SZ@|ru0`YA1D0868tbe=o3B1t4|QFN9f7bFg8ay>s
+ku(L~au7{->6QiDU7J1dSFv{xcL`sZ8Y0KQnYR3^{57=<ZWB%ol-Fj?Es2G^(xVW*igxWp#V<yKu-Ggncb!F5MZa@0Aiy1;o{C
+h^=L2|Cw?j{{u;Sbm{<MaV|MX1HvQZ}S~;Qb^t#{M#1&9M<nIL#|v)>^N!>kx=b{gK?>59bKUmwK;y8-(d4SH|95f6$6pXZp00
+oRnCMt8ky{%fEHWn0@@uCpV(rUDi;(H8C9X`Ns>LUa?9(mLd)U;OSC0Mxgv?_m-T+lQGFVTw}LG?Iz@X^=C*2s1(n~V!zfsJ`W
+kD6)V515uD<Do|C-uc&xtYy4hC>S$nj9NCG*@5hGvs=)YHI5*Ky40*@x?`$&fHZHLQkO*@5Hotn+;aw?hi^SImZsU)gJDkdo%S
+MGN%nR~l0(qq3ls~-Py{0xirlUtc!fU7thcrqrC({<{m@qznUP%;-mS{^At=_@{_Kd{PmwST4J8cRBXEeU2yljCP!BjdhdaX^_
+G%C@^%23bP)4qR62WBIG~y3`3#@`zEFTSG>dAskpPzavJ~|MbIp=~FoNvb4!9L2yv^kRw8bw`W`(_qmUfmmHmF6BH~}?CHsR+C
+8P8_$<2Ms5Iy-0PmEaA7+u9SLFy=hs=I-pnaeDL%ZZIxk|q+sATQcN=Nn^Ax{`NmNb!?tsgK~XYEDoVmD>sC*-7PUZZn|VQ)KY
+$}LIjxre<*itf(OFGhBX`NnFasZw-c7L$rwYGb6cC|iMDg>_ZA?<KE1+FbqV>cTW!ahksS8G`jTZWisHOh*x*y&o1RRkhO}VcS
+hzTDPv1sKx(;&Efdqy(HSa>8*|al7RS-3eM_5(Kkq5jWXZtu=&_-Q}e#*;ketF7?Q<~v^3uCH5vWW5#3vI5(3RA?B9q-JLs{U2
+HS+W(~U~2mF4@_^}<ML??LSLx8)dbPWpIfo0MT`K*|tB_W@@TdQ|$iLew164+YA`T*t)UB?<g9b4dJE11}4PBmRhie+jefo;pu
+pHt|!X66E3eqQD19dGQG+b8ky@J>$0Kx|1uL7Lk_IXA>vDgS=DSj4g?n$F`Vc&zoik(nN9hMt&99xt_Xtq>r9h->NAv%A+oKh9
+CVj?*Ax9;F8zdT*IOoXJs7>6v78EM3UtL6l|g&WC#rBV=ezpE-(e;9VpX()RDE9@hsVJ5Hn1K9SnPo%Z{Rgm`L%Nh1iz6Es4cu
+rrfyiC~#8e@;`+gL=EbY=*LB#HCE;Dr^oCeQmc|_@%+i=#wu#lT5uUZj}(?fYw{294UWdk!7H|7S>vR-qXkB(39zv(;f#8Xy(2
+<y7&fpgrL7QavjT84+VT@fe#Js~_1Z5YYM7ZwJUa2$Elg*!;s(3T-Uy8bCP#NPS>4%IRh#Nhl?bbSxcP9#>YEypxvO0a5{K<0U
+Om!n&n0-ITN1WNQ;)PY^3Ueks(~baa^rjdRm_gw>1^_ePQe?~?M=z+?;k&>sEjC%33N5SOs-t!PT0qM$opr)7PTQv-|b%?N7|q
+Fw=OR;j@z=uBn5`lzx+gowaytkS}ix)r(1ErvI8S0l-Sug7n4bBUcKn+e!)%5CA9@bMyWQWc5IWGrO#f(meYGHZQ4^}R3>Uih1
+PrjO5Pll{CRvcALO7%&MR69_A{|{g^W`?b1+LKRwxV3vt{CBHXpbvXPZYhKWSD`!7HrP<rnKj)E=w!=Y*-t`3v@r|MpBWw)cl0
+CZvpWN|_w$wGSdO<TwW|5N$Bj=_MLrWsfJ&oU}im(>l>ujYy5K!O*+qK8Pjql)nHxMcBN-?3C=3DPJR5=5z9Y{jI0YqncIf#DI
+T2wzJd3iT{CN_PGJ6-8CJVPlX4SLOtq}aIDBMCek}|NPLD-r81ed=Y(Rt_&Xn?emSV8FE*Wc@bj_GgKcz=ReZtaSpoi2@+2H%x
+YA)L;T<c*B6#z>49gY-@P%EX3XO0GYpC!F!H9Hp&?R$;5v}SN77-xNDm%A`xmMoPFPy;jVqD7G7&xn!D74l=w6`2kHDN(Id$20
+ZSL@EjvU+SMEcLEUUtJr%Albo!8X5S9!-4b@o%=MG@$pTM`m1_ss};4bM$EZ1nA5LfulRmoaO7x5r`cw9ig#JXCaVOA8Vogqee
+Nysq(e6;p_9qT{3_q{ZI*jy?Y~Hsa%a{OPGN|5X+rFuy70qg63k}HsOi`{POwx|xZ#*$P155v;!~APYpuNUI$SH|Y<Sf@7G^o@
+NMSU3Azpj2Vo1ip9a7N0^*4nR)?VnhV*$~(&OAGNf20$O>!n(FRVvAueXcq&zEm>ggT6FZ|EkJV-+Brs0LlZY`n!j)j$!S^#GH
+C}$rkG(IcEO8u9UUgUofBNNh;gV%Qft4Gr-P}{_?Xd=_rO-BVg$daR+~k>SHN%)hZb-@m)5XSiSgn23CR9A{t5~VWoX7B9R-w=
+NXJvt;GKjJF+PM*bXZ~n(4U(URNu%F(f$}s$n&q1D59H{l@hZME6?(edm2ZIj8%;VfEliQMP5>@-wg^_w934oM7VCweAO(6;)V
+s+gTWK>m}wcqw+JE=)$Mu%6uI%dB9k9!Td6+wAlQ6$*XI0zFrs*SNVoeJ@tZ)g;D#&1%H4wm&>sE`T$|u)JNip*t|yB20Cj847
+Nvvx;aj?VD{IpYOqU}8X;9p-#<A+0<HEeCFVS~6E<(MDn14cn2Gl=s8(OVB`59qV~R2-PJ+00mSnUqfV!<sMRkf&ABl$>HQEx1
+-3AYrLJK;3|Kpl#*9;|F2vO(HZ%@G`q|r657uM2n1^8^*hH1{ePRW|HPjGstMpEm)p(_XM;vhmxw2?GxA0WUcrD8c=Xico(f*}
+f%$C4k{!+hffSURi}p}TP#G3Y}I0jbfde_&<`6vgClFB>8qVdtCB!Aj0hW@r`JzLPD=PPndjVZ9YYTtNI0)|t!OTE!HG=J7Y`1
+q?~Bjl^o%dZNZEU;r+t;TrQo=Q1~dZd8`J8x;;yogGxozw{AF{H(;LDl~&z#1gnt53jM{zC-3gs3*IU>MRV2FcI-GmSnw8q##3
+(Eu62j!m8^_+%NS~(c|JZzFuF9va1Zjr?5ms2#%^cA?u3E+!`35XSqDn*&OJ~Jax)UcG*PFiI_8(#R@ctN-r3%YwcabJYUvP>~
+M8Yk~QD9CKo<8;tO<KMqSrx9`1lD7{)2|LMYAI0kyhdp5MmN^km=><pQ_Jb$QiWCBzRy7_Qr<1QLI|m@Hk}n0%4796BIShB`Z4
+<n&|Er8}hNT+V#0;Q`7mFF=)*H?$10K<_Fmfc7}%2_T&~M;N%UeEyR4!i!L0%`d-FKNx^+ifNesezv5<W%1}NeH!p98IqNBl(j
+_`#q`H^($jw%*NmoqLKfAjyrM*49AKE#!_Lb_E{W$Ia&-DkRoS`i2|aaJ@Wmt>@XK_X&5}(5hF*#IvKEA~&;~a=nBJoc+!V0vi
+v3Q1ve!TRGaIx+dRf_^^qNbQnFOg@ezc<x=S9BS_u5dzA~}F*pns&}_O(Go+-3J9>U`DpkWzx$zG}C!Qo=6BD5Tcn+F@2XzJI8
+<Z-Ka1*lSS#n+&C8x&T<DbD2H`=dA(myh<WTv4Z=bbxsPmN5Q;{&zjGW45q?I`K4~W(r992eQ<&PA4~x`rVLx}{49XQn~wSROi
+#H0-tSV@g|KU)W!nB*6GZg7d!=VbA4GQ`qUg-T{d2!O7{@IDVVH;K%ZXA(tACU&J(E<v0M~L`F1tX3uI>U?2mS3jJJ}O{G_KgO
+0D%#J(Nk$!{yofMeFy5c&_@I~+UN2YxrXgcGcfn!jZW)Bpz#`VZVQIxTEvhVsa?yHwd(+}RgiS%ge33t-QfLjVUR(R!2bWZ-K7
+@>dM0535yuKzu4Y6xxy?3<z7!1asRB5qD+KpldDsOKW(L;ms0%f6C7?zRyh;lD#9*h-m(4#kFTWR;bS_Qy1m07A)86l|G>Eog*
+@dOwCEa*<nOJhn{25TDb!T}s+AxMdt@j0pxsN;HhB2A)vsqUPSfNbQqd{6g6!%ckTGp2o;^`WuZ_d;7CbB0xDVP#-ZMYG^Dy^4
+>^fwBx<-(2y2S~ScQrnIEz;`@zZknDUDR`Tta&*78RVA4}<qkO)g+L4Lnwkgw64ItOC#up8C4N?eyzlCpAO&5VlnY+HN^Ap9en
+p}PnfBgxy*OM68n(y{Lh(Psdq&WjJ^TA1`fHZflTB;9F_`vu<5_#($w~%OnP}6v{HHNQ3F|p8C!PiK+z8aG_y6SbewY9KmH&-V
+I8re(AJgpZ#O4KB6t^Pc>m>lq^GZO|F@**8O8p|3{7|gCbXKTLy^!KsW4X!rF4gb+VZNAK#_dVF={6hkAuL`1*Ld8`Sm(2T^>T
+JS+*kI;N5{iCiLdO}bn0fwaiB(FvMJd4?mV_{SR@@M2MSK2KC8`!j16~IKHI50oIEiV<^fdUMlZy(Lg~8~<Y8G@f|VRKa(84|F
+;1!b`_1IAW8S$6lN{3lmDyILSAR4)ykF~O-tveQjn|z$yo>XGx|BlWHN8n&*Zmsp)iW>AF51&*EtI!ucR5RF-3MQ$jiMQ}@1JD
+Q&K-T3cI?q|+K$;2+ADWg(_Sfmofez;91VN_4cZT)=V*qkLfY$w<+Q`q|E5iprqV3q&(cEko~OM-d5e~qG@qt_{#jZb@Ne3muP
+4&P%xv1Vro}YD@pov4JD1TGq$kq)CGXL;KEISU=ioA0pl><td`cp1;}6SeUv?zZ+PSH;w;6M3n@3-y**lYItGZsGwfi$@TO)K@
+HD?7a^WbvY@&#$MKi^HFVa64-S6|Dfy&GLX%PD({c3r)YCVFla?aH4o(q4sMr8yU`qG>u}Xwqx1(5hNrq`@BVD5jc5<c8URM;q
+szy8I0B+FS)B&g(kw+%34f1dY~xK};AEZv)^Fe=}lr4R?w@BY8TY^A@QP>rw_QeQ!AH;j?)5!>e7nRfWZZF-SX`=&T%YbB))@e
+;L2tbAk9mS498j&0L~L!h)KtA4&FJ#f;zBrPr(}a~mmaU4;U58%-{{R^fM$YxS*BO*EKsP#iDl4i6{~c=}{LF>YX4B{UX9O92H
+YBgv6i{{gI0o>4MiL0<LwTlrqdGI`o&6JkNsYKJ#RM*_rZA(^GBuk<Ru)MOO0kRuZEahE`_p-D97`=hdNx{cO|)>B&_@mNRm7&
+`d&)@C5EVi)<eh#N`$*Z*a%sEa;u{S^RSCYv*#o;#MxFmtl?Rw+N@-evb_zUg7ao)9bxP2S3B{^O1rkI%DRZ^1wAJlYXjJ<vDS
+uOT1FHDv6{`=qCBcay7kI|0sOBeyG?USED~$=6-olST5gs&2B7xBR1@6WeBfLyO#}56Fpw)H5a&(>~*6f+LpvLNi{fOmXHvbJb
+QXx!cMWa#|Ih)yt?V`94wEKO9?68X2SuXERXmPQSw;vemmF0Q6%D#riDrZ)Ec?e+--)nX`M@8uPdjN+u(2Xjjhlmf8+VrQR5OZ
+K8v`?EQp$2tKJ(zIPRnH7?d&prZ0QxX^H^WYnhLEAN&^w|a_Dj#T8r`gE-o|7fb|N*`HZR>Wz?0FX0k?#6%S70W!kAy~URRDf+
+z@ZACVoO|ghj_-V4(Q@0}T9ak8t<<3Zr)rjn+F8oc$|_SUH4VCqiYW)|`n8V=bj<X2t*WOol=qUyW%1J~$KzXj^V!>5`&D2MDR
+~8muD7deyF{0kzen8fAHqleqaD(JNDnprM4I9_cC>FHT5VqkN-7Ju9<cSk$qfy-JltWi!L}X`mSQp810a}GMEMo0Lb#%~azSZx
+<=%gW6nf|qpKh~U)Vp`gQ1jReebwWEw>fP-V3uII7zU#lIq$~u&Q3ktNB-b&?C;s6h9|q4>Qlg3t)aeGp^jK>5@bXMC3^dT!zO
++#Hj=!a;ZyF0ry}ICzY9*@V?HZV-rPZU>_=4-Bu<$M+8dq?304-Rwbssoddc_7YQs8!ant<7*Ic*q^~}9qI|JNy$0dZpU{No!V
+TyhhH!NN};Mh|*r_|NZRrx^ZJwSdenT&}XtHwb&gvrw!`Y<kxFYT3XV!yWqPZEEX*-`!jk@^_QVtaIo!k#q!g)T+>Hq02g6GvC
+Q@wdjt)`%MknZnzqtbpM-*EzimK$Q}wq%=j}5mPWLDYLT<d2|lTm?@6fyG;xQ`1**&Qs6;J8T{v{zFbL5z1g|napfG}Bc~UgrF
+1?W$(QC9ZtcW}K63mf!s95@z{lM4x&uh{OGUgT{Al@)gj<w{@NHoAJ}2@&{{D?qf0FjMp3tAZKX=PXF1&n`Ue=0wSZPmNHKlSg
+orB;(>!b}zak9UT0!Lc&=R|syD0)XXCnZv0S>XiLfF{{i9TXz(KSN3BvrEXgAaxOu$DW#7qK);WwS^V(b$)$VOc(t%9L%pKeJ8
+4l?0*F+x>lK>g*l3y@f3p+)kQQV%_F(h)r{b(Kr<CZO$Cn?u>H_6v+t@0?oFk*`lsfz623P*(l=y$+;DKpN72!XN4(fPqGm}HA
+PPj#HHyTvt?PVr%+{N&uxKA3;y1i5Q0-G}+E$QP0!YB4kj_k&OFvPc^ZB33n=@^bgAU{css$g_wg~e8&^v$#V+>!nlb7st6Qgx
+CD5#kG#abAV&k`8ab4!j}kn@*2M8Wlg=)Y3xz`i7{z%~K%Ttm%4{bnWE63e=0?HqRrk5+C(TMXI6KXImF4(h`a$GD?cRamJ!Od
+d{kj7>nhT_LqDBO$=5M+s)+cKyNi!+j+jcIXm`rJo=+3uVgF`G+>VD0Eo0EV*NVU~FHdXB4&OcohxZ$C<>1+oaCo)#?0oRn|4Z
+H;y3tAf278=;bBVvkjcwSD(#ks$4DpFS*E)Jwj#+7A-xtzJ)LVN1nsOBu=#`pRv=aXt@2bXU}Feu}JD{7j|?S&V{b5jS4tj5~|
+KEVe-u_ol~y7_0s)K+V@lJc2$-J$pkwAckN^4qS!-ZR;06sQ&Uxa<FjE@iu5n6z>`6iPf)hMDx;oxusnlA{{fprW%fa5pUG^9p
+jS^HYCJ=t-htyJmP@8a6`beqdCalDO};;hf<?+%p^>y6>)_@cC?#e6obxQ{<)*GvTzaJ|yyTpo%<kHP`d^CdC&fGr#jFxJvT=@
+7?&i`IS=A38I}mFMHc7718BSV*2MqIlh5PegVi4bvTk<VC?kV$JLxaw}qZ2n|ACZmlOlPIv@PQ}3B2O?o!_ZPni_m!rw@xGU<M
+uU+$FhzRot>$@WAS2fP@WdS6+tgV9g4K(&6aWN^I7c49XV)NN2zM6eS!z=SL+l#&M!V4HphEV%SWjC^PvK3wJwTH0%jh0NgR$$
+L<`b6!5VyV_D81$o<zEVMVv~4P|;m|Qe7r^(d%+sr+jQS2eleJ)fo!el9bX`i3GHYvJB5gU1JJE;0d*=6-hLUTz%1dMm>u|iRN
+_yIN(&GK%uREz0MU-bTv}=JItLEzN07nh?Fd?*6rky8JoI3Ji*i$=axPwV~;Kqe}+N&IX>PgQEuHNk#=Y9@0G{#EcP42S8)i%z
+ya1|@v)Zmo^<^y%FV?t*cwsSjRCD2nPiK6nJ_0?Hkjp+SPR4$6e5cyBXTUrZV~+W4OM6EIQC!i?CF;vU^Mfjmohf+pjwv?c|w?
+Ex3a0Rwe)jXj%IBK+lg44xTOs{;4a>hlbX|u@j58$|D2TQ54E2?WRNY2h!uvl-aJqf1GdSq48$h&AVCPCe7(D9$HCgddXK(ls3
+%PgzKT1fv$_Sq&mD(!8HQrPq<1qx>uOMyOLN4V!4a_ou5~5jxQN{uGXjLgcY^i~?C-;TyxQ@SxiBJ%pAu8-S63+T^8}#JX9xtU
+bn6R~JD!%EL`za86JVij^lR-mo)bi;%as#L7|7m9nW4mbK{ljBuARJegJLW1B*M{h<qi=1is)Do`zP6&_u}##SS(>AtUiy>qs`
+YnpxQQqU(T~~J7G~@oLksTjn&FOAL|vHr%im(v{Ip;OZmL%x;G><OORA1jOCWx9wR$d4outkctrJW+^O>jAce^t3N5`5KO`5%K
+^b>4*7Xe#`I7zVcXn*^oV=SV7CpST^#xC5U<K;iXR*)jiruePEXuo0E?c{;70?j1E2|!T?CQ(><rCc9_QLs;h0Eg4p$edQ)%O@
+5UnlrJz$uMh3F${2f@WB@fV^XG-+`#Njz;fI^&k)1gJ}d6mF)g9UW04gFV+nRuU^?qY13%R7nlrI%4Hk>6b7<&<dQ@fWojCGN|
+y~JcoqlWPNZaSXk|S0UzJe(f?cPx_68hy+^{5dja}>@?KWK*>h)sD6oc(rxAm32%NNuizlH5AQJN_To}g#vbOj^@3I+2MD>0nH
++#uqpW~E9@r`0b;tLdk3QKp5x<WwKC%Kxskiuuz2ZS-s&wrH{=!Q`Msx)&C)tqoovw_>^%)3VglY;8f#AnQp=2u3S`pxhErWeM
+TU4T?kLqi-M9POr=UO2j@Z@H$w(g*|tm1E{?LUy^XJ;9fve>Bn(LrJ+<{03JsH_+?+y4)H?DpT}Mi3(@l*5xKW)TZJw~7|-}U3
+ae%1vp3~Jj#0UHu#I9rr0q3EW^T=%*87!2Y+%|`QfqytB|7tyg5|U3oby!BsaqGR@Y2c#Ue;UlMV0*Cz`v<xW2Gv3VO=Lf4eQ+
+njy?)*TeO!Mr`&6wEXbEB1pjmVfIE-l<p;$7C%b)V1o>Bi=FJ;qCvJJ%rmEt<#IMI;caca($(wZ}EqTFfEtPlBE43TeJxvhmHV
+*r(|LONQ+utNQ710UucTZ9yvR(c;1*JUe%*$&=xRiUXDDV8_rt>v5xnbXCFZT(i(5KlYpWn@2Ieh;E-uJ_;Af-;vh`+R}LmogP
+?9ylwXNF?Q&47(ESaNc2=|sC_B`-`Qm=xkZuI<2=d#1S~g(2DdxM{>fc81NqjR*gwVD4)<`j#gin)+uk`K>FD7i=%7<uP9O8gA
+AM2;xN{7H+UBZeQnoiwj*lZe(1TeCQmf0o=9W@qc?{e_W76xlCP^qg<|I!u!AVtOC}|Dd2KZxELUu!oW8`3OZe+iwyQ;x<P^Vl
+Q%%g0EzO~!Z$tWO0jNRXUp>+X!t0lt6(zSWw0%8NV!%f_a*v4qOmnE|3=u!yB+L@69LrpzUS&Uq4RWnoG2yyq`6E@ROuCDO_#A
+p+^X94U=3SOToQS>a-g2mdJs4&G1qEZv+;My#Zp4>@qYM(zCLI4{2YrTn_@V!x%366Tp+-eEG^lAttTEZcXx`84n*dS<jXTC=j
+U~L-j_fD+>oS*)vHj7O+Hpj*jn~f>A<WDsipNB^nPvJdOTUPO=qcPf@62PbAZ!V^z$kGl>x2CWJNAV0d8cTkf=)@tG`~`nJ#!q
+9+cY-FnH~O6x$UO<N{euGQHmGuvndkQ(SKQ#EgxN_iGdO>MKxv1)+VVFlaU7j>0_TX%6;&?~pfHI&740na(o|h&D^=t~{<JlWb
+ghM%?8+Q~APQg4ZPv^C*X?$){T0l)w4|J8ydL%dPc?Nhfxc<j&kk-khOIFBR&zUq48K&S@I=u+g>VuqEjNec&KFMU2)P@@qY5l
+BmR28aftAB`;+<1!MdE82q>@Gn@=rvUZcDFG434=TDC`@67!VH*U*(F)3?K-;-o{oN}3}dFh#t)|xhw84sJ7oZBnEn4^Zj5eNB
+Oy2)SksLC%G+@cIy^fhDa<KJE)duF20<%&SUJ)nhjZ)VL+7ddSJ6tXlWL+)17e~u|{e0H6})8dn${dQ%M7D`Y+_n@uBkvYFZGo
+p>%Wf6jY$E(PDgu&+-wP1ow4&EL;dC2faT^gk>2N-%J(v>!dGV??2hJ}e9xt~&MZQ%JUrS&D+D#&W`q9ParpVrviirkQ4&5SIE
+Xq5mQ({pN$<4y)^M5l|niAQbVt!-C2>yc^e#haXS|NVpL*o~{hEZt;72axeB-N}C=#c64DkVJXJ$cEM@3k-<<AwCW5-crvG)as
+^-DW9fGqCPySsU^{Psl^m(upofFj3K3RF}BLb5bcWk2X(DJ^}z+?2Z`HTJoDG?f05c-$zyFX+NmYmY@=1ebe4MPbBR1n&t67uR
+A2eE*iR3M?#csCV*%@8BEM_;|4!2v0Z)USxbZCmYpEBg2`~|Z%aI7cnQJ&KtrS0(ai{j;Op~gxYva(nu=TpYtJ4Hz1}MSl0>Q^
+dqgD6^?yI#?mYx0I<kRVGXx;G=Ml%jq@H#?7OV7}cufubY;i@Ys@{lqE$v|RVGZm1pqHS2{EgsNLv>Jq1FFa+pR~HLYiFVE*yO
+9v@k>s5&$()w#4pG?rvM=*II<CQs^u*-@8@5o+#fJ@+`e8?3LFYc5aLZdAL>%{=#CEkx4}V=~$K*0b7InmLNszSm3U*ZPV-^2{
+I;ZzTf~OD|^{IwAA-Y@%HU34-p-+^E<zSQ1nl>B|0RFFVxnGj_pa)+*^5ELv5!M&0be?L!sgpQ$Op|`(WK7N@%SBJSq?O}9gP8
+q~fFiUUzBPg`=I;F1l(smFUjct%=}VoPhQIla_OJKor@!0#>j~;gN8WG0r_iUj_|o+D4KWhMD!b8b8}8N{gs$Sm2DhjMKoO0*x
+1Z1__Uo>;IK&T!{Z|468%Xiomo&QjhFv!`{Sz8~;@;Hfyl`VjZ<VDU>locNB0_(#BObp^(wK@({chC(^9(i)YcpACE`1Px=l~*
+9hNLB@lmp9&5L(Uej`%6(AKWoG8lZ{ih|0`IbFA;%n?0;if8}lKUriq4eg_``A=RekERh@4#bXrr>BgE0xq2o+t6<r-9$)oN7c
+yWOWTs{MSTa06Cr}XikytH@Ga;`2zF~DUyI0@uR(M1c55Ur<Mw?5XKE2wEN23(J!A2jh{ekn01<}FXZA3n0gooRNsZW(w@wz_{
+2nHJK$fR_?pX3|+qrU=HTH3|(4&uvzV0@+9A6EtK4`tYzp(E7QnMQm_pX@-lX+$Eh*S<U@OM*=K+P4TYn4^XA43+z-6dQL~56E
+OHjw{x_`Yrf!yw}NVq=0ViSs5nYAGU2~oxwg(j5g_$YBZYL-(a8M&#PAxbF8o;nlJ-wud_9uVNFbYk)l5))^_?7TDOhfh{&PK*
+SwIOX%Mlv`UZcN=?A^N`bA3K)NaTLvbvAJ|FRP7S?~*-pIm?b2XE&N%n?l818ux|iCpr~`EDHq<H)Qz4A%wilQ`V87|k;xH#R6
+{JEfPe{f9)R>C4_N%lMJICA_n=zdJqKMvNj#BrewyMDFNjTUd^Rds6Ik2{_9;q0rj#5~~syl2Vwg9CcH~-wM_W{)T|Xfi&V4R@
+$3?;PDgrud*1MmT{=l^WzJ7QunxEvqRr#D+YJs<wU>n+>aJS$qN|@s)XCRfR*@RwIK*eoLdfkD57Uz+uO&JGyk0TQaKsrSohWR
+3SUTl{05;8M*V8C?Bz@L$TpBgmA{{&@);1!j^!D1Y;kqKpNd$@u{}8`mae#shQkM2e!+uOx1~B?9s#}g^2Q$hR`!86I)GdL&>>
+I{uhAn9F7>(RhO)@7I3^=Aj{F`sGvL~rHiv(lk}F13>}1Pa=Z6tX#IMnaJx%tEyi}7kYKFZe*%;Tlq6<~%oB`w#0mcFrwXXn4r
+K0S5N|I$mfG^?u_+UDRz~`3JjPxnwt6eKP57u%k&OaevRaolZGhI7uuPFjgf9P9ECt~;Pk;XDgXZ9Zbql;}`IP^Ad$X}cr3-?b
+KJjiR5zX!2bkpCBVcf4uuu6&(7`Se}m8m-^M?c@aI6%dDB-_zPqd$0HD6n(URmsu2a#{h&{EGJ&Nh|Qe6ikkZv=}>QLf@h@0l1
+zF@G}KTTnT7ADPJ1j1hZ3$+)NC{R&jCTcCD;TTjH%|E<XlaT5d>`w5iF2N?@645R_K^AYoN*I@>TY>27P?lvsAr|%vTMl6K$sV
+yUUO4&^;tTHzzH81xaqN?CZzZyOdAiSD&A@Gv4a9t*hBO&%*p<`VFtXc5ce@Wp+xgN$%VKxKb}AIr;mKY?IPTdXiQ7zo<u)KM{
+&U>h-GV(K;`F%`|#UB&|td2_3`rr6%66D#|P_vg;B(A}<@RSG*3DADCo2h;d+miUqOCevw0g=og)Ctj@I*P}S?dl*q-%^Z~VQP
+^57g-ou*@i{qddA<f<SmdeFR-`W0$qdS&)EC%<)cN;`^XI}#anH00c<l1m#tk|Qm#^(tXqD<=NNUf|)zqB!=7@SSk0eU^vJwGa
+_aog10DaV^o``9NNx+>Dp441ne>S*)p#U4A%A@_ModPoIIFK}W0Y+A@Up&@hTstV4r*VRzanXtn*m4tf)Zsb_3?9qYBzC!qlhY
+o-2jYnab$P>~#R7B+Phq@q-Qu(j7r6nsR&5XL@_uK9^Y<1)5rlW)Xs}FpaQ#m5&PTzTFou?LJx_*UO37LxXy5h@P=xeV>7aY_w
+St|ddEWJXhcYopGG~7OB0!KJLV=LLglCb1Nz~li70(h0HBJb$@@%2wqQlRzo*y>CKv5)1}jt1^&7j)H{ywjU)@+_ZSkLn#5Ynb
+>V{6A^X&5TTOg(_=k@Z1LS<?%H3x3Vcl4ImlZK$k;to?t-@aU+VsZ6Ox=0r!|jLGfr9X7psjXg)GFaIIy`_6pU+HP}OZvTiEE)
+^2;~Sbm(M8yPcHH(>JJ{vL7Z0yb?P{>8`!2pwOgXbJJxz8N1HoKOC1X=$M1X>edjarL!S@<PLB)PXjh4ubo{k-Ho_CJr2<Q#F|
+EYfyZrr9cQLf`a#6_|c<;)>|34XtabG!|borJs?y0P=2P#6L6n8rrd#lMd7n4t;DB4YDtQNctGgaR+Ybggs5dhTX=UH9wC?Jcy
+#W<;guduz+j9WMe@WShO~&d<kPE^`hd<q`>B;_C?2V;xgx(CCEDBmtY$#`J=415^pIaDFp>A9X7kTAN)Si+(Ee?X$7ky)ZT1;y
+N?Jtn^u%H36_lGZizh$+kgb*fPw6ZE-da1ySn)FjRQS~GUZUGs)&sTq^kbvRYc<=uElLo4X(7|~IA*w6N>p#@5zUe4mss0HNsE
+eHU$BV}O5#5I-SA6t{_<O4!^TKJ=P`;-p7V(#06nkzb9T9!{hCK?ReBW4;2r9?HZi~N?DFkY;hs`=8=qOOp6BZ7DG=o!B7i{6(
+&a6W*{w6Rg&^vwW>E3l(6&2ypskhEBXiihMEkrzot;QZ;KD+o9A4h6>^$!=&f386^Erx}vEIOCq(6ue=tzA@aX5Q!zLSyWue^z
+#r#P-k(#x(<2US62)mF@wcMR**v{oJrpV|N6IqR4-_4>aTd3SPL8R7b%>zfK(cO>X@-6bLoCpt2Wz?J;?^p4w7RoUMuIVD$7T|
+n=utyIR0Kzej71%>k~+!+@oAEXs!LWb(JMMS9n6_KoB=N;okM=8DLoz8Tx*vR-gFUB(*?BfAmPF~Lzstp+ZZ&lW0WUr~6)tt`|
+=XR+|F!9w4*Ra+W0;HYurVCSIa`=!r5Hi+<rDE+K$<)#mxoo19em=ccdL*}A=1g>b>&aphhZiBzezTh450@w4D1M@-_cQN^GRA
+zSxpF5N)UEe?d~dYGkaq-6<f&%Z(7XH(x|P3<wYM3>T1fw%C15uKsb1qXdOAtWjlG0i_;}X5|HtKBt}D8VReI2WrZoPtSS83_<
+edqtcfOwK(uTzkSx@Y0%C3|a7bFll6F{{?C#JI_mDfGNFWW07{V#6MJ14rQ4~b7*?y^I`??6D_G~&k~Ia9`M!>yqrCP%A1@%y1
+g{ezMA4h3Zb-Cq9%{kbr^|6J|?rJ(mBMQ6Tnb9jBt(9CHK!V2`Ezj_L6+4#RPZt(KNO__i$vM?ym<ZCt<GqT1WaZP?&n_7CC>H
+?>n@cx+41G@qj)x0&iC}qRvu`G|GZpv~!16ns)*$q=EMSKOct?xvIJUA(AF{>7KL0C{6wut%cXLJ%lW+t2BMN-;~gM)1bmgKb3
+(M<QQr4lQ2BPS@*!aaO%Ot&~RlIu0}fuoaQ|5&C3hS&L!%IC>Z7`{{X$sD2r-m9Teu6>*Bwg0Yf`gl27F$0-IB)t?IA@r9vwOS
+R`)`~Fj*m-|4EyI%^Z7|e}*IH$ku{vZ=#a1fyn*oRW^mfx;f}jq660^lnnzDM+Jof0-a&K^J4gHSIKJ(@ZPs=DD^$}XkrxsuIZ
+>u;>tzwN%k5z77!`v~fyZy*HnZ6<|lJ6280d1o&VU?im)BoxsF70=ajmPTvU7V4p4N=YlFAELZb0ZtjcEMIK&;H5wpI6BGGTh1
+wYL-f8!NsCDL9f?89rxR=hcYoL>;Xkip}4}E;d685_hu<6{&e^H1Cc(9w+&&TlZe5;P131%sEuu0;%&QK5jil=rK(6)uRH(&AU
+@%qClXu{Yp=e++gBwLi@v4&y%f~zrsfIT<`y~~kNW0^i1YvFJ3h=ljVT-kEJ0dijrRtPhkj>!fJ`S68s~EF)jxR~Mws&INB`uD
+M94O3#nIJNSV{Wx(`R?%o%`f&{Ql^U%haqPUFmQ7NRXj)tklFD)xGAm`_@~pr%4L>ZdND-+Z<jC;lGZFl12`%oR>B_vgdDv-{A
+?U+hk<uCY<czInT#2!B11J?498XKZ+4dGp&}qR)>2H_1)o54YD#u`QqOuWZi0}wS{<I@|iJVr`%nH3;pBmmGAK=oW025>C4T_P
+wd)LKRnL)_&$*#q33Qm1jqRV4i}QTA9&j%hQH-@_=k_LtF;#z1GvAD;3@G*|MqPGYHIY}qzOEq?XeUhPbs8}y*A;wp38m*r#Z!
+d&?`>D+$3)ze;%Y0a4226kB;(izC8pt^V5W$&doo0#n5onA3>m>0APVI67{vMNVDcef`L9!<DR+G@E@bNh@xS=*E_N7lQjXa)K
+S3itKO6Hu;}*{j+Ge>Oo1I!!CNohAtPo(=%pd%G!o}hxPQd!o=<tI&iGg+9;wK6k$->hp0QU*-C=i49vp3;Zy;vMb+Tsy@1*$L
+I;9d;)o1(mSOm~tLK!ve05fv9rNTeAS}J~QQYc?cv9Ce(b3NpuzYI2H$tQOM?Nr<$k9m7(G5Dno=F;!fJ@j}0o($j+c6F;t*f*
+AKj*TU<QQxK99_SQrjvs0)@v{$7!Op(vQ&Q^;??K*y+-z;^n{Qid)I2?8#NF|tlSW7=e$$)bHV6GelA*~~V%uMlK2o@19FlZa2
+U#LHZog8iw#k~kDBF&5=n2XSoRz7yo86yvoq{q56p&j-u{52eQ#dy*WlP_G4WBN|2AJook)U|UL|$QQx;dke**DQ$fXz1W5|p+
+=cy24Y8RoCquI1RuOWnC&d-!`<f7li)zQ~KYku%y|lDf+4@#~6;l^z!=o_mRZwc-3;ygUESnWD|-k}qKg4n9$DmDPFT$-+R=Ff
+<K|`+-+^*3Rd=V4vQuIsWm(^gvSWbfWmIloCl~*-z7dZTZ^Qs;#{H&@c7E(igo@&WMh$G)v+?cR^KeyZLfx!XYlff&4DJeRIuB
+%2<(WbC%2Lr$-x%NEd|2R$xKui&#jg63FUx7;cpw!r!Ysr{0fSMa230WpTq!U&P~#<F=8Jpi8K`Rl+x*`W8=TB45rCp#ee*DH!
+|e8ULjcI5J`9<!i~d`U_<ha=4y+e*NmFKb@HhTGJF3|BZ$XRBwSf!J{ty11hgEUgNmk;MdfZ4;QT^zNkCQxp_>>7lQ@GR2)7r%
+Mo+*d+q}RCoYQ3r#(h7X678+_3mZFw6GY#+5}X3u*={Vgy!h%9A1MxfJrIqzm>_W0)3a~^|&<^nSbYJc|IhBO?IVHVQm&2(aOh
+5_IBmLu@J(-lt4KXa+Gn+T5piev|AbMYBru`cQ6pjGEZFBIcU4WITQ&ORBeymS~D-j5Zb}JU1+?F)EfSeUJ`>`q{=iIR>e=LSz
++0{1`i-XvWV0hs7hktygk&!Sa4vy-uLl4=qtN=s%4}1HUhWuw$<scJa_cG{{4iP>voZ#(NF%D&Mlz4cuc<TlQpukjV|_dzvj^4
+%&`HgAFfsPi6`Us>^WFu>ttHHspOh~Rft*3mJjAYyPwacz1=l{bCot8Sl#koMS+NI*MI17SvmF(feQm_m-NsFFMAEEDeup&Eba
+RtKkvIZp;$MqTwdh;oYx!6bP<tZ2VkEzSrlICHnykAZIka70*4W6C0co#a_12TmG!<f*t^g^#NJx5gX6WJ5`%hL!4@9!7`C-m>
+^OE*FIMN)L4ATIlU$7e0=C+#R2-$*<0OJnQZ97R#@@ZK3s~#-{?Q)R8+Bsb2eI#cNiBgrkFsN|JY*qWSulRu_HIg)U;{B0Pz=E
+AJubfO(9a&74a&%})jY}5zqIvU2uKWhg(bST0G-4(vWL_9(5s5y_jWGEVOKq)|L5ScGBGO;Wu<(s&tr+C+gNmY#+0>{f#!A%lN
+1V@QO6k2Ry&z&UF#>u5YVP`iuIBT9ULP<5#fYK^4Ch`Gpf@$-1S6jI4@`@S`iX36njNA7TE3<Sf`1mD3#S`0Bp5b|04Q=&->VY
+ieD+G$GSu%dBQ=DGS!DEPAR^luCx`IJfm^eR(r$e>_BB&!0Y2!?ENMH>NAFvPGghdbFUoYh(z@fp^7(z0Zz5Sp5lUZ(!7p40$0
+g8uZSztzvi_n1-<~6J3QYGu@oW!FyEu)jXKUffwgZ*Dn+qE*1+`?J0?{w^)1ysWfx86DZC?|6#hDuE*~q1GDu=hk*H6$kAS$pS
+Jutex&*0ozP4;nd$sqninm`i&;{BmQ2WVkN~pO@C~-g@XM@64?X!Wf!m`T?in-O+Xsv$;ZBfyeTE@olUmKZX<O8?*{oOaGI{DA
++-qPhNo*Syv+ZiA@1<N1+-JjBK#RB5pSh+2zR|&#$(%i19^ANL9feciKm-Mp8?7R`rVBPFmne(JuK6S-9G&E8BK1FciI3cS2mD
+$W&bSgopWlW}gl|Om?q!PBthYZ3U=rL5{RoOMHerrvYev>s<bT`)idJ23_Gkq_C8Ei<Z1dOLq)l(}X;bt)`Z^z)u;GZChga;@$
+LF*y27p)(Efv3ui->+JjGB#N56B(drZb)jIuq;$k2@1WY+zj!L2%r9YFT9Jn<YL!aEvQ1uU7LA!4lDiEoxpokDd5wG)NM&4M$p
+rq_Lg#)XYR71Xh=8lD10MBREGYZ`k{vu&)V&N<&&L|nh=ZVdi!H<_D!K>5^>AyibA>39@pvqhr+`NLd#hvLu&vH8A3V@-yDFof
+N29MIcSakFmUsOdarz;tcAs-=y^;dxGld%CiR>g8|~AZnqzDgZP`OJP{l<;PX;!Wa}}8{ufy$d*s`}JMTtDBs1ZjWD*`83b9=d
+ycf797Qhpxmn1})+ou_qdc&WGeQ4#Y<UvJRX*Eb^VP*!VKG+Tp^n@hFCMW?h9J8rJ^et?*YJDdd%rV`Xz9eS(n+jly<4saHa$#
+Wr$H5c~+lXJV<DCZ|Q+`d?G7oZOUEv-CnAy2XadUIM}^2c3~k4Or{R8`irjX~6C1twwVj47^ahxa?HTp57mCafeED|TNFz1(F5
+B^4Duc>&yvRK$!qt$z@?r}_%Sa4^TU;@y#Cd;Lo?s)3_2==eh~8&8@RC{5n2-+HNK@T1yzAgZOydJywy!_F0WugL0fAk|ET3BX
+)<|I(v)dK-f1BzisopduF-dxuQp5A$?<&8iip9nUqry2K(%sbq%g0lrE;<_f~>uqbl{r3k33zFcPb{vhCKni!}!c;?c7Xxy0^+
+8IX@O;#(SnKA&{nRJl$F<L+it+mivVyb9c$#UBB{8U;ZSWMe=e;F-Z*i3sqxq_DQ%m&)|ic%W({U+Kfnu7MfM_Xx|`d_65ue?X
+2&CjOYDd5w>89dtM94_sEBZKxSV>Ru1u9CLz+8P?;9EEmzmzeg^mld>kUP`C6p95+8Ijd>kzg9(?qg_jTXU<yM{b~*Etu8UGu_
+2k(^z2$%#;!D)djXxc<Mlk+(*G0C9&g=An~@7?mCvrHiG*devG`)z)n}ihWmq({i`F8VskMOi2fU5OIK`s9yQYx#<&s$17t0E1
+n<6>1@#@927iM?S)_cq^YcVc8px<-3Jg2=@0*;ZN&iq{^<Zd15pMiO`U7WAC;nEu8eh7doh=S;V!QL)|aar<o9ytHWwXpLY!P&
+Jb=LbBP`#>Hd;|CD8Piznk7F;G}4(VoLc@AHu9plwx#GY)z<-6Fz;q!`c(~7%&>4@v2WNHv$3&buPSjTpKlOJ+d3n}BhrSrI`{
+&_Y8F1|z*dzO*rpRg{!^o4Wu?D{t<<r0zXPi#*`=jcbJ4{o`C(|i(GCt7pdGvyOa=XF%`^!nqY#^#nBKgGvvJswb4i@BoWdfRH
+@p_8OFj-}s<6;1!;1er^}j<43NCh*VE1`d1#$z>16Z67N8mhA-zrppbPA)S^m(T(^qaM>y2;80Tkh*7$Q!ONdvz`buynh%a=d0
+6cCx(7es^>9`51FtB*(`#2nf4cM49L=p3yL<ETAO`U57eu877Gd)Ogm4$-o^8}PXQxi|IJ}oYY(jl0o>!XW*p5fPY8=R_Hzb_2
+eoR!aSB`6fsq|rHr^}`kVG;b}jdpPJOi|0^O+y^oXbcq*VHB|HFR6p|=aCu5&F$egi85f+zImiV^JTrMdg@$7XcxJ&qvx<_V_%
+-dBupeU){5%4ArT4#dI14xlS11J0o^#I)Ig7dwXH5;p2?6{!z7-jO7xaamLtuSo(L&zkq|N8o2_o+%b5~+gfBW9uL+3fd96&|G
+eVIat5nz_RAyy2<MGY`rqZP!4=_$G`H*P2TZKDaX<|fQfKMZm1Y_)!c{e#N?<*T4c_MS<OuSH6(cpW=YfSB(-Y<zZtQU)g7_=@
+(Apx`N?=4z;d-j(g7W}H$RK3R27GabJq=LzTkV-^nuInqu_xDzQf=!C-@yakH7IUOH`Fp>kJgaF=RS>wUUX710{eOnb!>y@9ef
++oA!BE?NJJf31>(#1Bz-k>#6|0Oev{WGzlnU8Fsbrj!1Vu@5&PhN}NKQ@yib9ezf>MP{9F-9QsBKl2cHCPBj`sG~*4^Iw>tFCb
+&-=XZ^Z9(%#w`=e0k1SGu|(=nN-_qX?<I;#%Mz-tvF(}8p#`s7nU(;}JtlqQdC*wxVvRVnI@ARh<9rQVyQIo`c9{w((6BS5c`G
+z>OfeHR*l<I$hi%dUv2ocPU452&R(-}@q`AMecx(=%G%Qv;Jt-dCNd{~^(HegfLsDGrAaP>^Ly_+;C&^yEdvfic5m&4IXb3y^{
+x#W5V*gi*XA~Uz=pDOye4#;L&oF`E#iyjYKE#qIz3||o>dfTPo&c-U65ueKFN*mNG~@$;+UzuP<{3!t`{U4kJnP_-cX`R&Ul;@
+BY}k}bg4O4mB7jL!+E3J7U(r(o>>rq8pY4tu{z-X^;d1jnJS&S<mI<e&vJsD9GTw$dnkKy-bQvOsDztxDQJlFCGe;nwD(m{As6
+U&Wn%Q(UwPf3c7QJa^(pR@5MGdE}#5+ipIuj5vIef8%Gjj%XgW>U2gM*gm0^xwC+3}mM?s%M?KWn|xvJu1D!KcIIXGs-ww4?8A
+AHapCUPnw^=zrylJ$-{UNF#wWU|YoM9*sKq9X<Kj+kfSUE?`6sIhyA*U#+1t!`-(1R9?PKUVuZ<xN(#=tzb=r_)ur9+3*M%vn-
+geqnA0+l{PLI*x84E^E{ffA)680NiLT*b=R7#H==*?bEFT55_=Z9@Vh772dIP{rWliHARgtx(E!j6ND;zdLNx9b_zDbYzN%7k#
+?%>a$oK4=wTy(_C8SU?=D{v`Ehk|!ZvkCwdIEIqx!%s2*ZQVoT<E=w3ywaS-<f3g4D>IweYdyPki@`zAO_SU2wNjjS*o|-(H@J
+z++or-!DvRb`VOHSctrm=sK@#Ex1-lJ&+mU(G4Mt!BM8;QTFfGL_GLShD&E%q7QdVe5H7qM=U~uGn5%0)(N4I;n)K_!LQpgwQ*
+#{RwJg5Y(-xZ*5$@|Q2y>n`@xf0%1OT5z%$vMC@k8l}h~5_XW)+Ds*+45;YsUs5L}eFu#nn?+LQRmS8+4nJP0<4h*@S9W!hBi9
+xn<c*XRvPQ&jWpN#Q}B6V;k<pj3*mw#j24L4C<^3UR5xFp^A18EI@s{xN*m!KnpU?ChViL*JlhiourdCs-+N&qw=zA1TDt=%rQ
+D~TR-5!IGH$<ur8@LHfX2Nt!K~Xu&(Izk!Y;WJ<s+FA&5VGJwH-Yw%ZW78<~r%KV}q*ytdLL@YM%Bs@#7LK6F>pzkhj4_IP&=R
+@Jo25<OAY@Cum&Q4ynwzf8kttu${(XTGF8_;gnmb-8A(AR0%Ooh*y^7;`E+&WPS8tv5_be-jvmRCSyUhv%@IU9NzsX+ZCD*iy-
+TiaffWP>#R_-?$kuO7>R5hx<6kFH1juP;}>odM0<@-#n+wOl6{3BdFcYQF^tO!%D`oswCsn-2G}{xzhc`IrgU4DTD49C>40<V=
+6c+8~W-|3XPlnxPRUeuOwMHbd1@cSz%j#vO@djXYWgD5T(O}+7fzfv>!RUgje!ngc-|+e?Fe_ue@c{GgV>~c}BTHHE;apKvflU
+IBp%VBU7$4NQ?*pG!vm&S@i#i-yM!Eg$>5Uc+Ynmq<<>n1_%>mlk45BwK7$aEy63HWNxi{mYIpo+b?6Mh)gM&CmoT6TPE&Q8)a
+xAwm~QG&06B>rMwj^kNSCw$K>`hk8e7C%f^T7M%pTL16Gw&{waKS)nDEQV4VP>DI7xV>}K^|QZT~lRrqUAy<ierHqZDflTpMwh
+fB|Dp>bJO?~I~aaFYCJOC|PvtQLtnk2p13%HY0uHB@7xNmxKT&qtN?n^Zp%!nyp#PE(oSJOoFZuNl^aNL_{QkcBhMy1<z_N*oU
+pD~QV#ulzJ9l6cp0{y3u(FveHY|L9K>c!{>K$~^oIR>_LFj!&nU?WgRSPbn44{+}&A?0+~6QJDtOZ~rI57VVcn8+CK&(fND*Up
+oBZ_DC-osb!^RGLXF9qL^pHj#KB8-<Fd%U9Z!-5zZoA6Pn+XOPRMUXsi%-sO=^Vd@WYWhfzl^M)5zRJ39-zVafWp^ID8{@PKGw
+H33F6_8Z8|z2%w$H8T-OzCtuf7KwyD9*&8nfyN15cpg1#ZKUQfx#zBJd}11tx1aTvXQE1$=z+ZzJ*E~y-NJ%b(^o%5Fxv_Ct7G
+Ydr(j!;w1qs(mqp_qk9_Ehxe0r244Z%Q0Qz9SUjf!?-NqtaxFcbkd)Z~{hQs@&dd7~}4;Li=xvCR)A3Sa??>u~JXD5HWIHyJYe
+jFZQxS4-+AqNS7J!hG}Nl*Wud&g5Zwl8tsyl6vB!hP=N@kd!c?AAzklTx~_Ozq-F%c;O|C0Ky7t^R5$fMlzix37kcQWark<*SS
+Ahk0VQctJOeAZk;qL<2w(%mkT%x0fyu=rOf=`L`Wk7GOO;4252GE>ye5v*RYtHr={t=^jjdvYtXiVD@Gn<?m0<y|HhBrr{s)YH
+cb~9ms|zg9w(Dt{5*TWWff!N&cKV84lfWW$R>5C=e4)t}Aq?lj_-uy|RXs-)IH3M10HG#YbloHxl<;`-~p)1~Kb!JzrJZysi16
+p6H<cjAv`_*1@N)&Z*fhWJoi=s$4}%nzs*7d}ur&OxB*=^oC-y$J~=~xTo7Yik6*rlp)cEO?2^-2NsKL)WSGgSdmqA-`dL<DUc
+#bB~8GTt+QLHS4#%S*uNfLD>@(_MTAoJHqE4-@Pb12!_p#F0aAfVKRog%fds{+CaWg&w?Y5}?gs?^7>3kC6QVij(wrzaK;xEqY
+8c!Sjl{J#)mmXymn}J|jXb80x8Cv#9nxW`ioTY=^jYM6a<^hXI(e1fu;o~{Lj3PcyqHF&*WUHgKNp<4ZQixK+F<&cu~h<4;CO|
+d!cJtt*k}=#VO^Xk;YbQLt);qkbc`n&Iwc0(xURyFiy?#^QgMmb>5XU&icDsUz@TYPj>7=$qby;q*WGD?<&@5NtjS95ArL)qV%
+<mk?)gvo(^vTVV^-52X58<~mrO}yU++jvc3fDojl?SN|22~I^kUKNA{}$+C^cB#i9yz;&s%ydpZNim@Sk6}`^7@Ym{lUk3m(qO
+VIglO*bp^j>clh}h=d(5r7m`oPQP8jMgH^;tkd^@<?y6_@Q<k8D(;H^P8HpgDzQi4z$qf}6$v@c3qR1F>?qYGHGXi7{(zeQkzK
+Ok^}Lhe=5ol+ONxuyZih-o?%JUjWV$kA5D!sM$x-KK3wyvR-ywE(Qbp1@0BQc)k`dJReDtwRi`%tt$JJnsUrDoY{eAqT#CRSv-
+6Cr*bwQVMu^BMw16+gEuG0+FC-)@FY%QrvRWk_M#>7SgqlN57;r_S6O@dH<{o8>=oF4Auy3}Y*Q^{k%`EnsiE%%^z2BYu8;-LK
+*NRSp)-tM@Vi9v5yR-vKWVx82gY^i_Jay^oqd-Qs(NM5YTm=`^AoncaOgwv7o;b;k7w&VIuxP$St_>`4cQsGzFo$MQ?EAQVW&(
+1+$<Jd#RO$7j0*n%r5@wPyZd6tcrQqMw-79nJBqjqUZDqZd(gscP*>yj)LPWT3DFCLZ&!sUT$&)yOjM(U`f$@EmQ+7@ud45E{S
+yX7^8l*c;WC}<nl_`+tBw04=N=)RM)-#ef5Ts;8p$0ShV?pmr_P4)-aHiM8QigF39qgRN{3&2<JXDT~lkJK8977SeaFQW_#_zu
+nb%<luoi2-wO_19#j^6#ARRC^xb&~Nz-R4Xo#DGLYB?zn+rDUylE0}UtUZ)B%phM`n#v!}l8$hjLdy#N_&mM!!L^MLURR?s(`!
+502b1~FxWiF`C+H<~p&>+DSvL^K8mfvSN-F8HhX8<1=njU#-z8Eqhwd)dUdo(93-N&4yiho;sGlslZM;zqeC_lLj7LuLM)7!;m
+cD7LXcr`;99Xp7XS%=JO$w4VA2@WZ`|QnEI>qLrc6AQIcYEmDhf=f^}x=t|Gg*GBqhZ37}nO9n6o1!ZGpZ{LG%wmy|ngSi;iL*
+Kh{NL^Pi*NYmE0~s21v=HBneR=ZJ6oYO53s=u=N$k>o+M55By{xKt4>6>L<JiT_)eVfF<*c$s4DeoF*JqV@1{*3@<cMO_JhM?r
+S!BMTn1z;lLNu!ugW;KOiNoe1)OHaAl0Gn5ip<c>d8}lYenzE(u<=l!HvA>K@#@Q8O7;Jy|41CR9{u$M(>_~ZuWdmsL#K)uk#R
+^l)Bm!N-ozMEwCc-y$dNKtLB3`}*>n#U`|*q4C6MP#+kTDs%QS){nKbnqal=a*_(z+uP{@9eQVcHp-wbhh2q*V8=l-&`-h0OMc
+n<Qz(DRvb+-1#@5|J?TWR=6{woMi+V30#uJ`e})AG?y-`Nx!qTuILtt4`@3e4qIViL$;9HD;zU@OG*>h*YaDCvv&D;O+V<;`jT
+|y1i#e&7uy4-?gag*h-4ZULP&s2<#kHLIH26!;HjtsgV9IaAuCu2lR_<1>TqRMw1IQfiE|6r;E{cN4V%BVfWpCws*dpJJFLBE;
+&Mzd_YXoVm8rBb<w*+d`WKRr^&C=)hToD`(MAZ-*Ra_bx!^1?pFNGZG{WP-TMAIR{keq6&C#p1@Fq<U%9l}PD=FM@1@*#^T|&6
+#(Qv*vE3Fh9-CJy(+tvx=pU(qjaJUomTQNpBZ0Q9^c&4tF=Y{P-T0b=PhCO7)?Uh*2sF5Ui@=!eV4+yqn9Gbe$>{nX*bb|rrK(
+6$A^amlEj#DK!VNU11NYwy<!YBwhhmt4c20qDk4)xwUGzJy(bhMquYIV}=!3*Ymu05=^Rl=fMWsp?Z2hsn!7UACmeEYa*z8@R;
+J1Eryr@rG`bA%99qsw}_g7zMeGX1`MEym&@9IAEWGah95aMMwkQzwrcZ{s1`~d0?dtya_K2s_&;r7fW?gsZu{Izjk{>C2_Rmc|
+Rm`NV#=FO~4J{fVT)!F@;a4W93+1S2K$ZUVVuN<CpqEBj|!IAKkx{xbXR)gSmsK#7JTZnW1wxsxX&a*nRzC~zIe-;;um|N6tgr
+&X1F@Y>=03iimF!x*M;JPM21yF}C**~Fsv!aGarN1GVy~rd?D)iJ4Hru`G&korvTxmJ*{`Wy(dHh*s1_(FuVpWs_mH{bP37r@V
+w<?P^<Pz57PX^vUY~2!HE0qD=1i@_c${M=cK~0bdAS<iQCfC@G!?M2;KhK#??tRS<qjr4@7iJNIY&*V%?5SiKPN16%=D&(@NHz
+pb#953?RgC=#0oZB~mAY2GoAQn;gAF1388L=o=0KwJkUQZ@^3%AIkxFEtAU8&I$)7@?dtA(B61m$?(-6L%PdaII+rn6B7I!XEU
+hM0t7xa^tXtRC*kKMu1V0WRz?$m61Xpi$-oJP+`P#hLEEC(@^_Z!0+^vx{xIh}0$-zJWXbL0~KPGK-?Y-mBZ>@XY;vg43G8q!?
+hgMar^lcA+ztG&ggpip*UQDU>TKbmuIT;=nn0klRXsXtn?{2ybYq&X`0gA02I&%7JPYWtUH<k!K2(2KK>ooerID>Um6v0p6&zM
+@2J%RH?BDV-3(08uJb*lVT0Y6jK}Bb4Rn%CEGYV{%8G`2vB8d9_$^qwAY)X*pR^tNDRo9o9afJt?vUVs7wIVJ`hHUUYy|PvFdp
+#!47l=K`xX5U);}wBOs3P0U)Z^5~;-&YN){BnIni4STk!?oR_;-8vi}`&_{)t5w=x_5|ua{sqW8Oh1*mUjF+!5#7K0hF#KNve(
+n(Ez6bT+0v{p4UePR*@~tY&L($m&w@ECHwsUl8t&=trmbZ(59UxYJyeJ*7eh9FO;I*Mn@JQO2#aFSIyO@<p9`6Z8!Wf8quXvTo
+-K@|lBD!DZ9Ski$PUzie|Hq6f@*E{OrlFs_tGNS<DC^!pRX-k-h2ah0;Y!x+qW0os!W1{`jnCbbk~!1T9)Lq;}D&!VdwAluA-Q
+)0@-|bK(TkACrbzOu+t1uLugG4M+6w+P6}*_WWG-iSxw1of3ejXr7QA#<25a0ztXJ&wJn9l`a<D!1y{O`-mP@X&gg8ABz$ktx|
+|H(7y(H7)#A*gkfaDPdhr<HeY$aL=2zBad8y!Y@v;GF->m}L9z|?hVT6^n=kzjuK*;zsjm&mrYa%9x%@23z0)fHKjpW)X%^r=&
+NRl}|apR>~z${A03pMF7oj!dhzuBfr<v$?>psq@x<U~o_oa6$QeqsZqHRVNhb1uVZ1~+N11@pcZ&w(s9sh@0h>lG~2q2nrv5P~
+L1&#=1YlHL`u?jqhE(gsF}jSBdt9d`v>@HpY1X;W6ZoAx4CqrLAUE1$(=^^zL3%Uq-54tQH4InC>5A+N?+?O~Tx;%|kK!%chmV
+%cp*wHuWI0aGYrgPMt?7r`6o=&QY&Z%^yDa<i@<<-6^?RC;hi3r`yj3>2QxG<A);Inw28Mn8H&<3yi^&%ah8VKw|iMsv$~Qs?;
+5U)8O?J+b@O{IUd($*X+*=&aBB_l%;NGmq_gWgXl#QXyWLR1|{{dAn}`LDNbrfc#vKnbrB49=jug;e{kYG?n*F(c6fWq;T}yb{
+&g>6-4Pr2btW;q=U|>-jmWYBHMny8cr5N*OlpTmWA2>FZ`V@mI+4}q!%tdq*@!@b-kQafK8_AW;C-y*DJj_1iEjzW89V8dqcei
++TLp>PP}vdCAt>^#TzG336hfyRfF{ByU1w)Ti|$+kt~SBp?x$?&vg2~pXz+G1D2PzbXz&>;Gv%o#`<DQV?id)|Jx^pB0^*MfMo
+O=)zEBf6H*2~bPd{+e-bv>{e`TeS{j+}!pwb~o%tTi4;d*A+pa6`I*oIrjl3ElZsfyeKA`m{ZIM9ho+EP-f)vt)x!KKMNq8&+J
+|q$Q7g06fHu9TnROSW&N0+T(_%eO_q~HBB*)&1~q9v#I)O=Dw`O(@$AK;I2)S=@d2q^Dmpld+UvRZn!!maP#dy&t6pMgcI-lHZ
+*yi=}Rx;*!qGlTrfkyk3=@RWKyE>GfUV-rLMfl5;TG0I_P^zxabv5rxXGSHMG$@WUzLB!P3nT%a0WudbY(X^my&}RUBB#Im$+S
+*d=kUICB-iy1YH{}Mk3PNF7Fit)B+Bs0s@o-*{-{+$3;aUxFFY5fj2RFL}t+FlgN<zaXV6@6@RF6tvZtOaS4+BVJjIO2$^Ips~
+^}}lzDO$b}IxE9`!yqC*Vu>DOL}?#vGyr`6gdr0dPjV|?^?*JJ%<=!_=^|s1Fx57@gw9BAfY%oKcj=4oIeTSF+j{zSH?TkNxXv
+D%O?3N#qwP!SPAyc<@0+G_W@f!}(>l;=VL*K~;;%7dr(N4(b{F#aH6+6>tPWjuh@zEBI3OW+WznX;Ey)Uh*3SKZ>7h-}Zoc!N8
+{f0d6hPizRASXompSibTeguPc=KCljOnQG*D`nUU60jH>!Sqk7492AckIdf!4$cD?*sBZOneu0wOjiR8><V|ZB{m&nXGE^NL>3
+2eBSv60UNnUtp5^C!oA7PPSkDQLFw%Ilrb4oyI1*06Hnz&N-h95E?=}`&h7WgKK_hHyJyoq;=;!nNQ#;#{MD(mA{p>ScKBcvu@
+4Q|zouAx|8>Wxn=|{|97<gT5oD*<MtkP9*>gGEPwD&n2PLn<bz7E*9@R<Qsas@mrij6|$><2ii4wa@voy6|(SXgav+tC+;8R-{
+oNVmVTE<?NrzO=lq%E$GOAEiIO?%|1O)J`INV{LXCyh4DPYZ?&X)Q}-X|9y)w2Cj;Y3w%((}dodw6~w_PTRuXmX?xwFzv_v6=~
+|=;j~JvD(%Ip+%!PHKW**#>NKN8nbs_<Nqc{?IIZj6&a}|#yfkOQfwbGz<!Qr9cxl7gjx^tU`_sxdv(xq<NLp6azO*?ZdD`nYu
+Wnq@D@bFB_ND!;%bd1j^^UX~^LMBH+s{f{bmY^tKL)DPreD*g>1~>{ynk}i6u$#$#tomR{qNm_Y2Ut;lZNFNr7d;~(-c<(Y4}I
+S(mE2W)86^MG_B*K*=edDptSP;sL~3)m!!S-r8<p881#R9=>p4HrNDG+%EYb(2ME8h^_zyAneMHj&C7Huc(IMa?1dx7@E%~u&#
+GoZs)3b^S;nB4r_IuATh=H3ixf2f^87xdqkb3g;R{Rs=;_q1=Q(8EsZm4<X@%0)HWB>egWzi<WPNN()tR-`z$7mINpzY;sIJ;?
+&vw8Q$vR6Jver#(i@zwz<0{2UBH)_|wMjKM&N3$8X_Z$pah&~a_$P=fv2P-o3j)pJNdF8<(lLU$m?^JPYCmDhc85yFh6Z*S|2c
+^LK^Hdtq|;~1fmwp1$T;Fw&5W-)L=a|!)u2~HjWK|mH%g&ODMp|}lQD(o;2cUy#xWX!GA2IQvsPvVSV)MR{e%cqHei?C1Ps1Fz
+4re3nbi!lbmI*8tbGD5@%SC8l$+nsO~Klh&1bpC+t^}ByOh_kkb<|Qk}8n0Y?haV6xn6%^NFaeE^&=dReIl<PHQ@p!OSC;$4Y#
+Uk6+*`pr?o5_Dd|U5PWn9nBDfKsVfC5zu;M&`+l5DthTmd1RmFp<G!K8x<(I%Fi+ZNIUo?OGQ%dJ;XQ_R-tfxge0@6hvbF(LAR
+Xd3LG7T)$`b4?O_sMJ&&ynkJz2&UGZHi*z1KzCJKZAZ5QUvxpjJqM5*5I+h@bY`R}oUOQZ3UA9KWhLd~R|7s<#C6-@3{37T&&Q
+(+}cD96-li$!L$_PVrESYlq6n_ih;P&W-oDqK(#o#z}e*{aqg}pGG%}S)FzZHM#<gipcZif%oDX3^vh0WJ-FM2zB!YRQi9>RNT
+d?eZGa7^0R+ekZGe8AU$QDV#t)_2mFKq?1ik=VvhsRNWhrOfP2J1RQc5{g>+R<jtW)%Hm{8QL?f8Cwec>!8?3{-UJts)nSb7>S
+x`RsaU9?w{3Rh=r}T<lfME}Fg7{!?Or#N}jy~8N<xLE`bDt4st3u;AZ0Ic%BW1AR-LGcTBmA%9sH0I$aAr;dim_{yc;Jgj;&~o
+?um6%qJzXPePNlfrj!6km312TZ9h|DrvfJogUYAR5^p`QS@q(&<MHAJ8gyZAtn^QyTs$L}jZu_?hgwuO&=9y!cw)bk?I9@hnuV
+lRIBAxn%T5EBNrenD*7M?~;@PP8h^eqiKJe(;mHpx!W))Mu{G>8ywb-Uu^yxVw?03BI@ZgytblO~tDLL(cQPW_gkci9m0Xe*H`
+3KZsDc|oI&xc<74RbBUMST*E-UG4uSpwXFF`CL)cd7wGS{X*;(5pcm!+gw9@_oXefTz=)*>&FS@i6Gf0ceSKg2FS3pI)h2UVwP
+K~V`m}+$7~~Avu+UGBX^IP)b<W|LDaw}c%|kMo|hib<ywKi`wsr|nDr0;Z~r2i{bOLa@Hvn;Re)B2tCuT?c?yhtbpKbYE100O=
+1Zwx@E2q21rrvNOUd2x<yWpVHYV9kFTUcoFoy@Dw<k?kB!Kmdv4^1mxk>tz85s#@d8}p$1G<R$VL51ul(JMB(D>vYen%nrX7dX
+u>GkYoZvBnB0}x%YY0_R|yO!Ex6y&jw*TZ*d!U3(M9??XZ{<o`;y5-R%FnrJsFhxCLc6Rn>pL@|@dzBGP{?ghi-Y$i#Un+oRLc
+Er4IeakovG+CN;V$kFUT|P+FXOnXz0bZVf#6CTSw(2B`53)Jc;^0tVk_b?2bYgY+rG+*1G2E0IV>*=R=L!er?$U?c4ZRWkyulF
+3tXSm*@flrauckvH=gKk?I)`4H*)gT$F=;wF5Dh0C)t@CghL5>Vw7?CUDk;d=eqxnB*eUck5oL2Ys6<+26D>_*Uo)of7}p1akM
+|ouqI~o5Ia&yj$EId6q7W4fMIBxBubcVdw_z%A@zL;Yo-S@iS4>*5uzWHz)nR@))V}wTy}Qr4v_ZNsU*$p&yKt5$e>Rp^Kfe2G
+p20ovoYA-N=(nT`rdtT^rH=-QnDz~zWq%CRCQy9fnzg$W9<)2H8`B*Ni?$I+AX;{ExRxZOg1Xh86{TUx2B^vCeH7Gy4km~r~QK
+=%0H>-18rl879sCyeINWarBgYC?{Z2+u*B+3x2Wwm82=G`%i(Nwi#v>G-F*$XMnI3&Oo^Wlq5jQKs`6fyW^RaaT`Ad!N5uhJev
+Q;8m)so3nZcW?Gck!yRde~z5M5w?!4S+QF!4BUWDgsXaoallJv#oRCZ}c`u}|f9q{~F@BXZ(S0(s_xN!4bVxT^!?0<Yd7tO~;d
+YZGmz*Ird_wI;XiCNU<KDrH@>Hds)|EUH`m1P?rt>4$Uc+P<>cFG$bvRzD`GheZv#L(88!lN8`mlPlX97l6#I-4=#TNU<>k#B&
+_S_bn3OrAkP&2HV#kpYZ?wYb55DSw0EMeV^ptBGZF)TKB>@mn*r4fGqBEr0wEEa2)@IZedM74D8Dc(EMiO;6^d^CtZ?Jc<d%P$
+45oNhq~AwNYCQMt1m9l+JBZk_vzD?lN4hKX%juzDt>KBeThU(9R2W$do+oMX@2P?jG+sI@zFWC2YczlhgQ$a0pGc%YqdOs(J<{
+NdcjfFIk8$W@$^~;Q6FQL7#aVrDAMf3cRSBP06HZIp+7Bemu;0UX|Smd5H>6!e%Z(gvKHLD(JHd|du%=K(*}HwkF*%Yp<q@HqO
+e7QrCMj<+PEB>%qsA>-6e`zy%0nN+i*i_?|@Rs54?CW)_)}SDd#QvL(SMmB~+xrRC#48&1);(Ak~8<MP-vbg{LW5D0w#fMF|mE
+;u`GnUr|M^cbo0%v&AO*_8=gR82)@|wT*)>IwhYb(>j~$?5+&-q3rT;#%N=4*Di*6+EB3Q$wBW^P~bP&jbuDyDO9GuoF6IXI=b
+(4v+j#lkoF$+2*B&KSjrwWIX7is1exI&9FWYbN8ja#i5VA+*6;8!)7WpTIu2<1g6O04N5@~%$!6n3_VIzfEJyfOPPLUf{1Z`T2
+-p{-ZZYMD32OUAe@`}9Zq}wtI~m)Jb-YxQT5@kjob|?$(*zaBMk|UnQn6r%k^cKJ!4GD?WUrVRt|9_mIaE9fOvfY{+yLnCjaqS
+4a4{pNJrFZ;ZwYM6D#ZIr%Z*)h`wOa}Zb!Ga&{<qOninvSk?znV?k>18MpC7MtZF-4OaD@}9Y|u0S`!(PDAOlWYa402m^{-2&h
+VRfb-3E2D%wV<?E>lt!KMJ0>MjPF?p&@QNk6$<1D}b>{-8YzZN7Q-SzK?mtc-0H+tC&=M~Z;$Ai*o-o_Wn7{LJ)g8WFZ0c#%hY
+wr-Az`ns5%{&k{LS!b?3g16=QJ?FX4B->{ceiV-z%J&eOtv2UoFq!~Xlw-CV1>mQ|l+5wj!9MlVzk6u!rH23>Ns}+%!0@PcKdB
+I#eW$gWyHDfzzCsNF+p$Rd`I6x$rAaGkJopLtd{ffu3tWq(sz>pUxdbJMc$2<XZdB;pv0|mE$V`Z*yENlQV~2fj?&U;*_pgn;2
+I`V)Zy2CI;H2N}LrHcpz77$fW|z`|B$`FhB5C*x-gNgeZI#7+Wjj$&M|~JG@r?KjB&ZVd#`c91ffE*sDW8Z*&cH!r0GWDOJxFD
+7j^+?IOX|Fe7xvQcx|`~7-RFRUoRzTod!tOi!cv}T60G?6I%5ByH5)3AL*@~gsii8Rpjt_+)Fc7`ry!{?l7jWknXzX#t`!m)HH
+wmskDiGpLibK|&7vcEaGW&#463JHcc_89;b!7Abx5t$$#&_Q*w;(mbrSms5i?S`3$<bF)UuBUiefuA(+xN7tdo87m2liQKcQQa
+te#FM3@I@`74LnZXl6&29~)vO(2v>ozBqR>w9f~(<5p2L7pCLrvdE2m=_QXowSx`QhOUv0bW7sFyi=4{Dg+2rJ>z|bWy%0ul!K
+-EvktS9<N3?jt947SQM#>X?{w$+mI^~lnQ>vKe_U)B(sC_X7cu8$<_WUjJEU%RKSLogbZ@@D)wq*7mAF&ud=zK^9%B)N7-s*6P
+#G=2;9hJ_rX<MgIQhdsHQ^0K|H^9q0_3(t%7<JDhi=DN%A(WDgqGb@lR_uG!c||R2fK<nP-ja(E8nasIe0`1(|4ZXbc)cHJg#{
+tN5n~6_E|i3$SSEt1g6Rp)n2p51q?C7j^PW|MkqIz3qu?<hO>d>+7(T*L9iPA*2F&UTkH^$!rP)|Znx?phkMDvl{JlDCwoRRyZ
+~2xFf0I(vqP=jZiXuHlBUX;iHo~+C6FB#FJfeA@(CGFbN%;@N@lyLYDW>i$V=u;(dW&pWS7|Bk3N6TLwrIeo>SdFw>m~Q!e3tX
+X4aB8TfqMXc2UIfADe89hOONF1WABp=@XJS^GXD#Lr=kvZR9-otWvgIWAYvf-2<A3tDDK-#iKGTCtH0Wl!xLi*?23Z7_$hQnAx
+uHG_edbr&+m|krR@P2m(@I!)U9k0kI-!)IAmK%ye$n2U^XeCYJ;M10O6-xb?iuJa4Ebsy+~GihqpHU9NvlRP^NF9+iauqzu33K
+3?L*@E4UO-<^1>nb4+KwveTn`LYCS=`n+0=`tSTc01|wo2{k~Lf`_-VZDqli&n)j$}pME+<)KE?N~VNNSo5NgD8n~c;mMgc$O9
+!1E0f6*LJcUMGD>)oW{F&aI1Z8@)m+|&MGe-0<7w_`N`xqxLxBVVkCICByji*D0`r8P+Uxpj)!4^n~fI;IJ2{jNG+I=%n+`u4R
+<sx7iT-{1A`Y{9r}{qOz%0a{Fs04P~D=>PVq>ng$@mdYmuRRNwcBsxWjI|wi$2kSS6gje}(WCqQCe_-#ltAqxd3IT!ZnQ>q<XO
+nFvaDBrzh>Wo7f#SP!yWGp{o1e&7Y8rCMVfz1$(@!XmRK{$aQvz78`(oH8s{EOrMmWn>*K9{b$oZxETXk#?=k&60o{>AU}Et~`
+C^c;Z6qq#K<L9o)un&2^JtziW<N$qpii+s&<nO&$9Zuj%N$GvMk(SM~33yUSG3Igf3w8)fl9NydYc--c<&R%iHARPrQkl5vh{M
+)GVHrRG!!tF&6#Vo#xGN<C;RVT|XvQ^@vY*K53i`yn-$HB70av&1%{GUAb#S%e5R|BY_=K<9gHA*zq{MxLM1Tpf7A2%pl-0t+>
+V$VTqq0}@a#?y#{y*rM)<sO^})T^Qr%lil`S0kYbpXyqw7ZH8L$8-#Y?u{LolEQ~#BMR|K{YtAy<>So?*&X6tk>GnFa6BS)xSO
+B3oQ*f)ID^oZnYp+BNM6On<mk)K`z-QM+Oos-y+>2`onP!qQyY`GqJu&I9z4r}{)j_Q9CI*kvet)gk&2B61Bw+}sR5w0Rsox$|
++FGT-mvr;?TK2jgkxw#>v<xowaXV>&dpCde$qOBvioqXW-0iR)iem)V`<=t;zZ+_Okk1{eoy~{<i>&i9v*v{|_E3Yf(!KwSD{|
+&=qOv6%jl?V5=ZY{-QBVRUGeP#OFyB|=6^EHD`dcA(^eKc}yJ2$DmF{|_u9xoM{JTlpfy8Q{zOlM}aeM&p`strsq_iZNUX<>J*
+sh^cj~I(B6kZd70zOJuwZ4Ftpr3+XKx{-V74=PRV07wJ8OOFXI=g%1^>X$W)Bc+YCBMcAMOA<ab`zzMIxxFBtK$-Z=n>SoYTZ!
+%1hqHiLVD&LVk)Pz<EfF(`*02Q;$EFPoJ|DpG)wiAbmm8<q{vjGCiFHTg?@uarm6mgzVcSMXYR*y>2&>_ZJ^6HB+_ik<-OQTZy
+cbGj*0yw)6_87Z?g4=m}M5ydd^4sV){;o`yr9tmgjnP#Q<uo#C1%q2*PYWFx()GpA!T$J|4`kf=1M=Qq`5;aNzdvsTgJZzKqnj
+xE=;^qml8nk6<a+4|%F(N`O_CY?Q?Z9ek1_nPmbs5<m?e%aKz8y`lA^;WCK{g6GRcM~v&}UywYRm~b`}m|1*1VIRrxAYG2woNr
+BaYSi+uU(=s+4tHiJPuX@wi<fD~6Gz*hXPzb5MeoJ(kuj@A0*yUK7?oj$B`C=R(Qujl%2+O_>y-A8Bx;3Gi^;pwK5HPkT_n3e$
+C*#}#k~?4w&i^9UXZa{*GAu-ODvhM(DF^ApTafOA@D41Z_WEhuzA&n?E_87Q5!M!ejGY9_{sQCo4cBLA*W<RqJJ*8a^&5e%{lM
+Y4gEB-dgX^@4w957$sUYwEoDR1Y6HI=KS*t)+}c?hW5gzr&F`~gWKw*KOW=05sF0H|9IJ)6vif+m{Zu%D3~>;q4X6g~$`pe6iZ
+&;^U)JwJ@jSzu_@TGsFKL>iK@9w^v<;990DRkCx}aN3=x-e%rx!psrFB<#$r<h;%YLY%%p7&ygmD_5JNgLe;9fKKR}{BQAgeS3
+ZFUbCeBdTp_6DK)uhh6>cfb|P2qov(Rg)Z7q;W^3t^cc}Lv#ZM@}5<R-bqN9GS*|iUo^$Zm52@4qLxmH%*JS(hknkG!AFz0N!6
+?>iFMb^aFwu=j(0w=Rwh(;+2?H)u^r~b+l+PswR*AZ)$vv+usocT_;=5Cm3k8G)F07EgH*Q~03Z@pav{mmc*N%dkNq?alI)^wu
+#At0Gt8PZH}-Bh`-L*PpZ?AX(abvOc!IwT?iKGCZ#fh<3=iI7;e$rfEgO_ZA0S?di;{@7pX)j26i4M1qd6h1Dqe`SbN=E4k!#E
+XqBTXzZ)k@n-~PMH5w7?04l*uZc3=6O0cnJm-^;6$NzfzQtP|hb61QGx4`6PiTZZPWu}&-Bt{{#Os60m<{m3GicD>RinwTCJ%e
+>+8Eh{2#rl#QNWLV$G2#O);FCS>V@>;?S=dj<&XJ~cVn;^AA@-N=82@mEot|VPi-&pJq2fBTwqW+C=_hp0t&7iSt7`{mT8f>bu
+vOYgb7|V_<YFz%d#Ig&aj#f$f-(YNY&bVZY_*k~<f2fXvmMJ9}TG}-{$kJI=NR@cTb&8b7+f7z7V3N!RVLfO9Q{5(_tYkU#FeZ
+TTi+<;o!dlHr`o!%avGl<=8PUD97aWgG<+mB)u;=W&7Bx^I!}ka5IQAW-GO|`^xdh1{v;h}`{wFKwHttB)y`N`T*Uin`UcWuDa
+c(?r<%!_o2E{{W;#t^sMQfn1T`UMXXr1h-Qj#;JmQfz^;{Zpa7OUNO^OHyv&V6f;EK0ibswStYMWk*tIa1>qn+dqx>C5B#%YRt
+smKyM@RR`$qQg3_tc5d9zFXyo!XKlx?wET-(dB+*Q^Zov-JI23#;Cr302a}SLN@Y(}+AnOHcJr(b`kCiz7QZgvURHSBrnM+Vtp
+6}DE<n1!I*0c>xgOwih0I#A#?6CgtSzdN268p%1StN9KH(>hn6f^3^##2S=r|iG_0uvj1-JG`^H<Qa3;ZLTY1lF1oO8#iQdsy$
+Sqw2QI>Xh@@yw5wP!iGugdHqjGrb_Pm2t^`bV3^fub~FKWmP4mna1E6(hF}@VgpRGSJ@JyHcca+ZkhWzJhh`xJUA}gTno;=Ppi
+xM@k)}BSvWKigJ$~RlR;7i%rGn6h-o-it$#=Rz~!Jn*)unhZL!skY9tJ`e|L$8$o$_2z~RB_&foQUyblZe<y}N`Z2-%1?M)<=8
+m2b#Ry9PQ`E)|t{VpW{-nQKJ1JLOvy4}^MJ6aT*v@Wsz^0{xI)bEK+%laSJrUnzGTN_WEwhVONXJB3g^3KEtOH~ODf6evC`8c?
+lOUYHqfZr&Y=a?xhYoQuOK+io*FIwww@fB&TwggX4o0EsOnVA;*44H|N+s`rDt7@6xONRy%`vp)5yeyq=rQPO5i+jWC2k3Y8|F
+p_BlN0F!u%coE8*(OgXAfG0C8Rdnk<H9c$8N*nAPeJ!xWw5e;|GIo_KEAQPj8<R9{P15K1bF2n^pt+#GV=p9){;RiQ135_G|Z0
+Pme2j_Nx9Fm)aQCStnsI(Lbp9+^-l;Id0q#7a~1a@=i1`(3x#jn}&h4ar|3^ItE!olL^s4=#6gkEAc2_3_~nDdsXO~69R$Sk30
+`}0p3s`w(l=_$@ZgMNjYP{!gX!kmNT30*VwFLFJ~L=%gNUeTu3?<$ak`@?`r@16Jfq`TwtoFS`EM5x@VU`>Hi@_o#nL<Ss-m%3
+f0&|__cAm?DJ6V7iWCw%27xkGo-(KALl<hC|NtXM|TdbsW?;@ac40cUq(MGKFSpW*vIy~3EP@K;^=?|eW;C5iMrIVYr<~(7jg6
+gch5tp{Xa7V5OZiTqV8rWU5Po4+?42A-jjc1zi<r<lN*f56wb5$)%ueAQ=1Bt<B1Ov&mR+8T27pD9nNZ%msuagXQ-_++#0DGke
+KXdz8QK%+syfS*P%tFyLBH2l88rDmPB%Xc@2eGamy{sIwOWR2s9o;fvv&qmT4torzFsAlRRT|xT`b)rB%(0QeXX~U&QVqU4xcd
+)nHgWL&tlT(ymg^pvqdBU|ZRZ{lN{jt;Y<#NCyRZ3?e3wu_83=CKic~V`D@FVEcG#S9Z|%E)Y|B*!uVQ!ls)yb&y*OHkdgYpHg
+=Zf8Za<TwQBlTbQ&`XPF`U_-`I5y8)j#kC{Lp3%<7BEjE+7OjY?lceIbJCig?wNOBM3Q03z2k?gjo2OnShaq|AagT<#H7V3ysA
+>FwKiKf{a-DGBDG_aYsBw~$Bmy_2-x{UXUBJiX$?)X@Yx2vm%Wi=M`GejBb@(LDRSQs3{4%dX4Pbpl=4v{K-Uo7V1JeHK3+8D4
+^#eO!S<|w@CBMmpe;(yWR-CL4Lkk1x}^0=2rFV2kHPh4nvat<nBexz>Nu>AM2DA`+dT3~MmGf|1&SplKe)*8-JVvq<sO46`##7
+y;626&X0Hf+myq%*U+nD3PA-le>t+Ro^JXVsJeg>};4K0L>|(O*SZs4_#Xx8CWy+~ReAn<n=Z&^K-E;eJb;0vk32JPBQ-xSgEc
+5BYQMf8=SrY&n$zZ*6X+&%HJ=U}VRt_M9onRw|tVUYrWpc6DQd7;*W&jlwtuuz<QehnOFPcEU*syjla4J0)SjqI@^&oK}1i<_$
+w@M<X3%=9KfsAbd#Jo}_h#Tj~4r;%xZ>2?n?=l48Q#azG&8$sm5;%|?xzxWF~<J-h!b^B;@?rG!NA+MWaX(!oKV6Zt=i<+0Kb9
+hUQ&*FyMmYm2_XeP1*`$@jgON9_Qu$8`Jf{iJ%Ue7&_;b3gKrK_eg-X{{qQ1|=6THZQzC^y9@0iHqZ=@9STpSRzl692mr&&nF6
+^s>uLo7Go=K@Y}jt%4XzlF+C)N?MpDXd#hB(YI}tOh;8c__5|seRYr>(5U%oNJP{t6pg$;g9%`RKI5hDcb-8t-(xrq+^Z@>Q*_
+q-0gS61^qm%G&bd(Wwiv5;MmU$w|k{)2>mN7J^H(<FH<7iuu6oG4O<~Q-?<cz%WvKQ+n^vA`W-PhM_qSQyrAO^qM(eY62rZj!e
+o{(5D%mbTYiA3bCl0^H{rFi9qw4z&Qo7&^7%H{pli}I#CjaJYyU>+Bcv+%G!SEA~q`i)n)l3_cU7@B1}k`+eAXy9FzqMsTIR0K
+tBj}3`C{$!8<(<HJL$~|WnP2y6S=_iIwE;e++=Bb-ZW+_3mig<KhPSWe!xvWF%MskmT2-E)`rF^2v+Y!Aa$5o{<v6W2O{}@eOs
+7olHis7)%B|1ei?+0`(#+*Fh5pAg}_$pibiTaR-AanQN!|Lrn4g4UvjQKw((Z(T|%>dZ|)t=54F*=;Vdo^yBNNS8|s*Jb31&Oz
+_TudY0E-sxT%Mon{few<nS;IR(rY75I-!~Y+eN8}aK&;OAhEa&xQM?i{LbhmWmwmYXCjv>g4v&vZ`}H<aw@GQ9HIrck2f@KH@1
+~pcKVnIbuDw!4!V+WfA<U_=TeV&1r5BMo^a=u<3a<x1PeyXuKG#)+jMU#4G(HD9H*3a1-7a%#WCJ76Pqv3`vk2e%luQ0~CtE(I
+vc|HKqHeqE9ZCV^%5$~LJUQbf-IZ<*78a?@116F2G2I65ITMhyk7kzS-JfE4rC-wnCkrt<=5y?KlvZ@1ffH8p#%8;SP(33M-?*
+!}K{!5}nAKAEFY~thwVB+vfHdmc<E><OxSX90C2F|9%vO=RU;6WMCVb#>^gC&cgSX##<5od$$_|F)xp?SW<0%^JCS~sbJ=XXgV
+Vq$#^npSC0U>MLDzzTWBm|W?(kFziJ^K8*g0ah2b75Nj`0q{MAJ}<BZQb4BqqUaZptWJ4n#>{JUS(?5%y}mhet%4aNcI!8M+37
+((cpj*D(WVxeVm-0GZ!E+f9)0$cAWb+y<3)wlTMjPBanleoJ$u!r6ok@+@#sh)-iWRYV@N!<pspK@1G1^jQ?qJU&V+;wfnQ)e=
+^PmG~R5SG4t6@6T6KMsfz!iLz37XV>P~TaYt=b9s8&UbBd6B0~Yd5@ue9@vO>!|hXIqoXxc9kM~hO0nYPBNxVl-v42$K0#i&;_
+L)dQcs)uPeA^>VJ*jQ%RWU<eh#;8s^xi%PtjDd{4nl%av*+u_6n8K2-^$X`+shp9WW1gbZAE=B`mAf5>xc63tGUuK=UXByf)kR
+7y-X>oR+K@KB#2;532&)MLV&~al?wzx~tZx~_>-?}&>$oHJyx<G2!u;)wSB`>jRF=BWH1onHojLvRZzONBVN_5U4{Oc#U&I_M?
+`u3GD6ix;a*ayb6dRk#Xum_SKR4cdcdi}%)7vmM3IRfoJF8`+M6+}hZhR8^-jBPoSHDg^a`33b(?bw9m-*dzw`+%!ZpNEG@*Tm
+<nu;uFuu^voqi3#l{}cIRUlf&NC-L#oeKBNp3fOJ^(|b#))Rj8L_ed8t&GPYpAkMy=k)yUq-Mh4h=!Y@Yrf0@;r!wBMUWVP~z_
+xg$O%uXmk)^0jqeKiKe3c@PI0jtiEaJT5Vo2+FObHq7n!JEX0XJnO&e}P*(9-XqbLo6Pvd-c!dQs589x^Tbj@<4aP4qaFW#o_6
+=srQc?$daiQlw#vCWI3~;!Hz;t*3Cr_J+8*u9Y~ymNHEs+wHxSh=MV#quMGaV7>uWLv;+aYV@VG-S*C2WuufFaYlc@XxVU0o@C
+fj_bjzyxdXfh^w85KpHUec)v!zql>~S>>G$Iyq_K?S9LT?_v7;vVdD9`!1n5U@NHe|k2K9_0q}+05rP{)5ZgwbRAOl+shJ#NXG
+_Jqk90_I)4ZM?`*BPatmD7i?Loo{8gD*Jzy?AM#DfJY!4YLuB29I%)^ji!Q0^nVb7352^V{5r8B@0w&CXw^;QyzW`X!D>Yu+7-
+lU1pCX>w<yqCYhUm!=OL@MnaVOBHl);I(xXL%yGT_9b@t?Zq!v`lmK*F4$HebjL6JP=g=@nQ;F~YIFt2RaKF3Dmh!7=R~e<28>
+$DJu%w_#g9kHcst-was(R7ysy*7BrVi1NF3~cLU`H3ch99`WKFry+b^T2c_<vO0$dnbZQ?Vu}w?!-Rdi`|g7#~^sc<eLH5fyvZ
+@?zJwL@=r09SZ^S@(Lg=kX;|RLHO4YgJ#RgP#ch1n70LLwc%ghx+ouj)y%P4OI7<XcXF3ALcpV!f9sP$L7OymZOvQHHh563Iby
+vCU@D`Oz2mVyl1{aYi<}WqZE@dp8Z&3s7Owixh!dg+#8%}HQgIkTqQdy|!Dp>xp>Jzv&%WjnXB+s8YK1eBD$|Sj=0ba6t`_!=(
+${CLtLuy#cs5k!dPpy?d9;Et?2$C33=V=USLJlxx`Dxe(sw)=@Et2c(--~d`KBOBt$sloByZ2*qgBh*H$kyXmiXVV<006E_YZa
+B;v|4$!`U-&dh-e31K0DQHVHGbKfYMxeItGoS34A;^hy27D{0!IYr@^6+G59uhdl*%%uT$^r$BWAiK084q9V3nSM7UVdGuZA48
+h#*-#;Mz!Y>*tKDhN>ex`w>MfPy^?Yt$*Fe*0G9c?Ykh*MOsmj*2RPNLTz@FE7$-s}}d$zY~91_V%F*d7qV=rtPSd~d=T5Pddb
+)xgBR7S+la#BT8nTQ%z@CoBid1OBvgbm`o@N+9ezfDB%Z4smJ;f)T-0CZ8!EKOvEN5c%DT2F5Xn2(^Fqe0eQ!DW)x_S=L8QA9w
+jphVh|Es};SgG$A_);p=YS=C|yB)M`H;v)D5d){uvfRaz4szBZ9Nj4C!Z<rs!ZnZtWRJ*=>~#jeavB8T)g$u?qy&S-L<<2Ibug
+(SqM3=uf-Bc|*1hm5V=<Hl0s&vc9?vFB_2pU1&wO<`f7T}91s4Fko_s!w5|LR%by&@$2_{z5b~++^Yv!5Ehj%~?%<m;|4!H0SB
++)!kRP6+2vW$a;Rq?F@N-!Z$~eYYF459SR00RQ$VjFh@5qK2*4jZ05)b@P)I3IO#UDm(PYN0>W$J9BYiEE%LmM)7qkScWFV62b
+h4|2eT3ZvCt(4Ff{tF-@%OkpQ1AjXyVZRb~koy@6yHA_TK(mmrTIcR$0}?DoX;mRLKsCLUvFpB$-S=QIgC|5|m1onFNpuBr}uX
+3fVyG0wFBk+A6C{y>(xDYwNz$zI{KO@8`og=l49Hj&@dak4cAS-im+eOWGgg4WB=`N3IN2%YO;At#-|yNy24gZ*z_=n(mS@_bt
+*J0?~9ww@RU}Tf1}VxB5YQ`9syelky4?&0NsVQpebFO`q*>It5#m-wsYi881)N9~p_4DK1cclP1DVH5xuFB(qzZD7l>y6D-Uu(
+i`B(9{99cEwd)V_K=G=&if?0+`g9ZsG@V}<*v8_OjT-fzyfrVuT=ewtbZeOT2tVv22UKiX*==t^>d`7?$OcQ=P_CEZgcgiS!VG
+XFX1NCCU=Iw8Y=EEILf8pC5DSTD2_&IAnGX*F`02Qin@QV!8lc_JlEcvOW!QO*>vFHt^?TK+Ys64Kyp&{rZ2on>1GJ?qk?ITut
+img`X#0i;8-88pFKxamGU?#ZzDRc%A|N6Yq9Vhr+coZApS<HyZQyu#2Ws+L1pbP!VyI}^U(??kykXGSvqdGm|+|$DApHV^(6wU
+0|tcKtwf!-R1!bGdRA{CW9As2u~=EcunAT&JPT?W<t#R%=_fHGPtd|ZY|9uWbJdKwrd-CVvRX!Ju7L3)P|Kjsl`sZBSjw0eo5!
+HGY+$T9x`mPcNh9OMzZi`A8%2y6r#CW?MQTRo)fJ4pn@bsu(^oRw{_TubOwVZd%w;(KR>XMxa|MH4A!Lkwx|-qLqh(~BGBD@|w
+lHFkG8nfneaT>KDrOYVLKyww<&1xP{54~7+&sqXv7a$6^k*@)H7Xf<q4kWG<(nABtvQTGYq*Sy%^MhHi+K!H*G>i~Q7|q(tYEy
+1=QCbDDr3z1V;iGM{RQJ}{g;fT5*b6iX&K|p8|xUUMBVJ2yT!%Izl2IzW3h>+J|v!hlwXKds&LQ!7(*4Dv-3JpDfM52I2fqNQp
+E?qVy=A`s8Ao8^Tc<&fa~h59L9O95n|w3P&G8oS8!WeQ~u7DHP7qms)u&fY>7l&9X?n4EDzFc12*+&%QL^7PSwQ+gczceZ=@yU
+Xf5t^A7*luNrm5wY<@zDoe7M}Ct8N<*cB3MUVb_0JGJl1NJHf@w3JALl3~_!+H7q~h82}P(pBXg*xGMjkW6e~6Xf=mg-u_lvww
+Z%%GD<nm8HGeXy_gsuO`1Ux{kE!*V7x?ibLNv!)yQju*p$yxLa)loa)}tY^RF3cSIRO=w_=HkbATdyuLPQFqZkLowE#yFT5N?t
+CErJwc;dCIph#I-v2a+<FLF{URKEKvDV{W&6~4oJXafb+;X|VRT`El&*x^h#{)strdIIiL!>VvJsE79L0<g+l^vh_6PmR<z4W~
+b#Md;B{4$Z9IkRqVu>12SPi*=*&J*HM+aOPUL<25ed;wMcQ)R6Ov}loqkl2<NymnLWA7Ymsr=YOJu4=ED%GJabnlz8qMo-uyQw
+}lrNJwGFxeB(rB@C#+<O$^Zv;hk8{l)nM0tWf2S9`6OF#d4nk9WNLUDBSvlkdEE_w`Nh>~y3@nK$)vNzZd2c(}N|+s&-W9NKph
+s}mAfBI1;N99SztG9tWTXrDeN7nrPMmi79|uP1sVAFZsJcBhQwvHf|-4$vvGJ1D`0H6PxgweS)B)*9bLc(P*U7E~|$g_I00f|?
+he6u1zQh~XcJD+O>lzHC$9jzYL=Vg;veFz$QWZ#wd+d6g5t)%x+b0~NAsVFGw_sQhqw!nis=O=fa^ta*tPN@GpqSB`b1YYQAa3
+3KXClIzIn(XH}!XPQ(|DXDW%Cn=}u++3#<cbrZ>p?6=%c%7Vd@}z}#^Lfo{&OJZTWmx_)J?LBEFUOI=nrpS~sCXZK7a*Xv^IV^
+_&EW^5o>jScRm63x=!m(((-OWf&ifwMi=zRG<LBNgEE*L`^J-s1=6sz<@t~%Gp*&tG9($)LCs#`ToeZi6jDn=&dwGGzxd_@Yyy
+8=_%x1z&c&G6I$2tHv8=Uj4s7BIsz@#w2K}0S$g6Q6SUU%-7J_$dLwn+BL*E3gsGg}s#td@0ZJcuFo6n+k&zfPMPDSmCXd1%p}
+3+q8DFqhT=Toq_d94)eYc|KLqrkf?NqHn!@OIXE}ZT)96M7ZO1vtzvt61`o;mTNpx$7rMB9!o$Q!){h*_kVHujTiM-Rn)#WFyf
+GEzUnq;TQWz_ljnyXhyG35>if8>rs^27HDBd!>v?nW+ukRB4?ko-gF?2l_@0|K#}E*V&3+oBfjOmJe1ocS==`Su*ytMbz2Pq1+
+$Jg!oFiEuP&q5<tP#G_2%`ysO2UI}CKW}zzWT~8ce>|r+`t3a9#8hKy{Gz)Mn)Gwgf|PC+YkeUo#GxdmZq&nM)D;xZgd2AT-`u
+7!;_g?(yiw$tQcE2z)aRx2hN}K=Mb`EEIxw2pw|cXjKmh=4p*pVx~AV(T}@Ypa1v6LF1i}O8?QWv<o3@^Yru9B%iB5CIiW@ti2
+n2n0GX57TD5p@xVjM@mrS1%AuI99z=-w!>dC)ox;?^!r%^Q={t~!(&pj2EW-TLP1;5YHI=0+eq6$oZK&Nu;@^9<c5{U-)=4YdR
+Rj$DJ%4Rt$V*%YSY9*5f)$baH)X*6nc4do4-%+oU5RF|RtTjLt*<}kUiOCXdEJlcF-|pZ(z#NNMlwr{Cs~;MGGga!Ix@e6UoF_
+F89#PkLz7LE_YH#`n1J~vgO&XW^fJA|6g4!V51LEy5GEi+Wmuf8%+%=%$E;O`X=c^V#Yqxb^p+6nY4>guwlUn`l5>*5StI0ZF2
+M(p$Nwv1v*=J(=&-<P*yTi9g4{Z)4io15}pOXUKijysJ__w=>3^YD(%H3rybeP2T>g32NYG!?@Wkh9zJ8K&!Y*nG}LNvX#N(#3
+ho8wrn(y|6Uf4`PkP)i2+_G$t`A-1wKfH{FvFPy5qybrz6MZwZa?J`V9H$W1hMD>>w2+APrVa9<A#KuoGpFK%iLGIB-$yoI~90
+T?*Av2?R95C@~XmSL7{?Fqy*H`&;hoWgobKI@_l7X}KXiBoA08FXCIYD=2e_wsra2G%koxeB1Wt6Eob?v$CNsXsz`i%jb1e;o>
+cj>1js`WDxW8B7lvt{alMApFpOD$k5(3#Mwg5HT7k?3hz&mB762u<VsOy${Oe64w}D?$#qBEM2KM8Dq6F;JdMS+LSw5AmoSeh9
+4pF`+;!Ly1nk=KWNP<0WPUiO|QXUo<PM#k;Ks0kz#hC=SE{gnaz`Ce4T>3vgv4P`Epe+^E)Z<eY=}G(gEca<XIBC0nXyh$FG{>
+wZaW56PW}C_C3;FE@tluG#_e<=Z_E8*?+0zrEq=Z)f}LM}XCO8~pfNF>4PKwLTN%+_?w{V{a996zKdVPcymag-GbPBqn5Ys|AB
+U-T6J{<de$I;s2Yja>HuV0f^<Go(`Eb`;2k3P`|qso7=|(&6-^{T8Ct4b~&LY?1aFsz_~%gKs1%(b)pa+BX!{YpbB>!ga->em6
+0l2X0R--iu?G~=jxik9NNH%?qj11t0s``>LV+DZ%h*a-_~~7lZRyRu1Lt4!z79hdDSLE>A(XBZPpIjn`7Ln&wxN-_UqWN7Ue2N
+Pp$d61FEMhY!g^A2NbkTB)E0LEN(G?EhGn{=Xq8XB41ABk_lQjP#W{?gk<Qe^SQI32YZ5i`O9Q;$x^M7-Cl@QcVyLeSnDRq9WI
+S@)=fJ&EhHB~X;b{mz`&xehi1DjU++@vxa8zg79yd|zW1x#t?aeiQhDsyD*3;t>e?=i2vT;NREA6>41<5rv@ToV<thQq5UM%q$
+g=C&N&7&1Db#<=ZizT`a<#elH1UL!?O_|>`f5_pdImctcu4#=U0NFqsATI-)ciUm4P0AF3fb95B*~(Jzwvi{`hNc;_kToT)j0u
+~Bs`)urrd}IZ*!S+lb`#L1F~vycqe`CxJS6uOM(%1%K_NsAt>aC!c5T;eZ+h>PH6}mA58xLFGBwy>PdeArVfssf^8D}pyjnCB$
+n8TvNOwH=P9JTwa~k>^E{wOYvL=JuIU@q28S;<U*&Nd+_9<po03Xbpa&g>>fWNKm7+not8E}pw<0R3&Y=C*9Hj}f@9lF$!Kp{8
+^}DvLx#M!*kwGVViad|!978KP*W-)ln+I4@u4?USSy6CnI>H6-9(H3=sqp}!F~S~Hi<;DPfL%tg@t77-5Sf=hyLV<cUP4c1b@N
+JlX1sFSKY+X^xxwB}44`EPAC;)D@$3a>bLl4&{zK|%s=eIu{El_I;;YTs!uo@BXIoB%@R3Nx-A&qXpALJ?;}~;;uPA-8${Gani
+76X{dcMhMu$LN;H*6*?m-@y2gpR<I(14rYQ-37W3SEsh?4n~=-L=^`Y#SZqre`|b{4?al-(x*kIX`#tMvUwKFGa?Yrj9PC4Sx0
+7K+o9`@7bHeV4?@?Ev^nIw1c6uHFL-sXC)9h+&Up@M@>JUVfNVq>A}}1P~y2|W$5-gc}T3yF_*iAhT~;^xin?*oMLX$Ihm6GKV
+oML74loaW^0S0v=`+WW&(YYT2oITxxBu^@}MU3KOH;hR9IUoYejO^q9dfdDF|L9c4wCsFA$yLeu<zSU$b=M%fyf<@@eW>e)HE2
+_M>k-af+W2)l-`z;<-G;UR|DG7Rih;Ng=nNj~%NvA>tZ?k#eg}Q($vjq{%JgXQ~@5YX_D#-cDpIBh?+vae@A(!z5moBI~DfwB@
+dHoWd#hzG;fVoL&3ql5)!-SzWXiFl^P>`w{tcO1Uofy63EQf9fI>`^g}0e(1L59Qkx*f!UXEoi^q@Q(xB6t^o7;-w8I}GW7~hP
+wEGM`o3KiZmSHq1ieJydzUV5DD}msCS)E5afz17R-WIPF5t+fA0`|!DSAwnhpL@81Uu9>0S+@SWl|(b?cg|<B)E^1Af5o{aFs~
+z^W7(9rmw{Xu{TM~4CfIC4Lhec*>fVnTEY9?O!wNqCPAiTDVi~F3Nk$aK>D{@PcGDq9_>^e+LMeNnIbi+o}If2lKso}?A#(fgf
+z@1-(G^$9MZ4f<hYzFXYxd^Y^A{J26gg)KeR@go~|(~x|UGv7;cHL8xLTUslu&V*3@w_cZU;Wm7G~{jGPQ`3N()QlisnA8t!R3
+>FQKT7w|xq+^ec1Br=Ukg~kuc@Il;s4(Rz~u)3din4d~WMlM~;8ut)|;a^zEyin!Ok2MWjEs0+N^sTn(UmYxbXgkTJk=ow^YJ}
+WcSTK7L^t*r;w`lO;F7>StDZJOrYw}o?zQDPLF8j%k(!Jtv>WNs==FZj{EOsVhA0Qs@QZu9{DbA~lbM5;M8Q~DM`1PwBk-5Pk!
+Noy*w@9td0N$&CmJ%N+`A4f=daCKia*G$Sw4W5<q^QR)$_OHO>rWm$Ehe!_B{d00t{C@E@Fn+1EE};UPMXw2tjc2DrIySCJYA!
+6k@RW(qw1yt>yNzObe^c2?ugB<dE3B1wW2!sQ9Dh-Tc)g3|FX98^$jnlZ;|xALT>%XdF~)_CuismJ`&nHKkyq}YBtd+Tdf2soF
+qU;R<JP9DMF6)N(sN-XnPIQyKD{smKNODBQ*=}rE_jPRZb7B_1q+*z<sH%4yqTkOJ!A+&A?WH!%;r{J%KIASR6j{lyuXhoU?O@
+FfM9QsdPjMm5CCDFE>uhEg!jMxWCvv``6EIuJx7;7Ly&0VOw4~Y+>4Wq7FK_nzXx%Msv!2y=Xysa4Oyt+$sP52zjisX|QJk_hC
+9iqMqrqZ~VUojomRI!O%|5T93p?y-kc8)O8{Zj6Pey50Npp<%f?-0vK1SG7MdOHh73urx%-NA{o{w&V<r^Y0+5|T}wF@xcv2T*
+k9p=l#e2FXv^pSxVv*#Ysb!Og_`EA`{inSM?yZeVhn;+V@I_0LmAycQdf;X%F?u+s|med`LwE>+>z9%*4kWYxD-bnhK`E7#*9Q
+qU^<LTv#*OVw_)@h)Yn2+wR+N+*FaV-f|Fks>;Y)N_Xg%$id+_#YTa3_4m?<Kg1A-CQ!?Q^b=f|Lo?VO`JA9jdJ5b9XoX`<#o^
+W?)W@nJ!cp#2*aK6(ssK(K3ik)Ix2%Il(7R<(1m28Q+Hr1EzIDHu)2RJRaq;LF@)7#|EmtWBtJ^Jx6H;jel66=t~s6?0kBPmK_
+qWiHYMz!`9W+eKkB--(p>wovTTfmC${U<K7<}7>}_-)hjZ6@fCX&u_Kl;8Z#_)NMd`D=g1@ME{;R2T04<JZ>rsG`F+6*o63@x9
+{X?|F+&-b-YKwX7^Bl!(dE19IGvo%bI?@TOyrk<p)*5$oj%ehmHaG2L`Gy%)02&I|?|vPVB_l1~C_M_KmC$2WWlo}nm(q)^^X!
+D|o;8<E0Fcz5*7!$ByCp5Kw;od1^I5ap}SQVtpn7k~{NqF$jt9>2js&*&d+gKm<otSwwYwK<I)oTVT<i01z&c3=F>y2-pvQtM}
+<X-R767uw7ov9S`@#CquZMU6dKKTiQ8Q}7qxNTjXAd^XGT^zR#I(kkkEpW_`rHzoJB(~7T6Q0IZ+U3EWC`q%!gZ%t+la|}^Grr
+dUetaX3#sZv)N-1AV%d@qr$F@2oi6PrVo8Bn-cY|f^qvr-x=J8&c1{@&T#@VVv^QmGDJ9cS;ID-Prq<CAFU0hQjzkxRSNT$n#j
+U2ex*H9*eYK3_e^v#ADkHpLtb(>8nQ%A(CR<<mdl=yvApINo1ip2JyZgEIPq%=aSXC2X5f$|X)-oq1R_&EdG%O_eFd*PaiP$G}
+QoANS<Wx8!h-m{RYGA}5el18J7>m>21tizSY8wi#X{7}{$#sa#eSUxpJ0Lc;*7C9gfQes=(k3kk#MSj$p6TBY52OhH+3i?rQf6
+K+kW%B=8e*b>YZS*6FoW~1~YQkB1=2-=m<_)eEa!U$|-bkHx0OEYkjf>VC_>+T%pjKd`0b2O|IT-)g|7_n`|rE=9pqOw&p^Kit
+dyH}~r(sOr`f2ZGFB+;`2DovXfCP$^&_SfivJz-wZeit-08ZZQ{KHEl1&>Zags}o$6bx^*eLrU9C8xI+L?O(eNxNdZXP2B^7QS
+=T0BEa&ws@|}IRnv+nUJy1ye-5UNOJ94gfofLf2U&p5%a071soH`?(s@Nbx9uLyW>Jk973#a*?p)>mpm1B3yESnD&A%}mA)wv{
+9{GPIITXPg=?gS960f;kGPtShi`|qXmYExBgm7bbKHl@(@9c6HZXS=;R!fOLn)RY}l&i0j{Pss}E{^}(a9e<CmKhQrT?M$!Fa%
+-(6-TY_ppHR3uTT+#;$FLLiK?5z5CpWvkI~Ust)grIZud)A`u=*=+(8m_-KWX7>GTK{M<r?uW9d}OhD$bfuDlt%#<S|2eAzoR9
+hv$`dDp3(i};_m&&itp-g}hV((kOFdsmR`oa}fnC$DEW0Z#qOLz-&l@0jgGN`Lykp9I?P?n%D|Z|>!mIRI&y%HHd`>I1H4H0^a
+IeA3jDdS~<TJH)_kfjj)8nS<tqPiucf`xlbiFDWp$-q~9M=|zL>=^e`e4e#;?!s*(wu@L%m7o?a=5*8~84Hw=jiM<Og`D8ZAl9
+PkbjmvdU<`xBySuw7Wuw9|KDDdXISmjpX$WfbVfg<!^_Ct>A9zK2Af9J4dw&wfq1}6xrKIrh@VhZF}p4>ItIJkvAAU+Icv}<y5
+>@2_BnZW!zRRu~MC)0=(T$CD?*JdC7p5C3#QB#655(MaW7y`VQ|IxI@QvpXz;mxsUMZ|f|x^@%ozU=DJU~l-W!o@#R)lgUVGO?
+wM3zY7H8YWwEU;kIAZ}SA8vPo>K{<`R-z}70f-vMoKGk(NT|B}0%R!8j@ImYznu{npr{Czs>6TN{IJxWlWIe#W{l*Tb~*P^+pQ
+jMHf%f}CqPbc6lDs{x6GG%vPQcBZyk!sDxYd;H|<E;|)1Hp-{^82JkqjBVBWj&a*Pir5nPXMMo%woYhzDWkUs_h!T74!gJ6DCh
+kLfu~%N-%pKhABT!8c<6?+<eN4ME7e*Bigls4wfH|9v6}}P!S>n_dEl0Y5z$2oV;3-SNC1Q)s}*#QUW3jedPAAjjrP#(65(PmC
+0t2U6|!<klT!rm7onjaIMFk*w~76z!26H)IbiDncDFS$<X(ScQOT888$n3tg4NZ5AZJu^736^5ztq+f!~sClqPXu!X?yerh)yS
+cfi)6{*LaK$!%^=M|>eBH_Bc0sRKlP-x;GLef4pG_w6O!O{>!IX&~F+a+i*X0;<&ku2y`pv$It5vOGrS%vopI8}#A>oWsP5P18
+Vu@>6-?$vi&}$hpseLpky`JWjs0&ct_V3$e)$NVToPkRzQ-J|vj$n-pH&9fCuX37H8w3n#9z;bG`3noEbPaLW%0nKX-g8tz{gj
+>ze-#!;;by8WYuif+eI0Wu1}(<Vqn#s9gJVvRa9YSciM9-1(0B4~(_Q!yd59P}xvL!-W$#rl-tQE9u{(#t(yBp2-{OW;c7dORg
+)e>AZmoJH;wo4@Q2e=%WP%RU+FJ1=n14J;SxDhnU8DVpt{NGw&UltXiuQ0l$hnZ}OBG|)*y=xd3>zO!}iOMeCG@?HEM!8=Jv4z
+A)Iuy7+bOl|$EE)%<2Wnk#0;2LWV0dKcm4ztLnu=q-24te1XBkbB|y5V}ATnj8~UK$jGaPohHUSniSbkb=jACnLW=~COOHPxkP
+Bi(J#5O~WZd^E+SA?~WX3KDToI}TMLaL+ZkutC%7GXl^(jS7)et!$JY=vXD*Fj7ls=ea8tN%@aK@m+T_;nE+cUEdR2OJv#)Vo~
+*}Pu=&neL?N2>{c0Umv|@Oq1{%O1bmbJj(a1%SWD&|`=KP(im}+MX<%iwB?2Gs>f`~uA1tQW6ygL{4+)6Vq)b{DMxN9McGA+<r
+Vw2I4JYq(@8QJoFBkyiK{HdR;ea&%J_L8|jvYD#1XJ6U7cBJYLX|#(AZE)!+DzX816asxnuqg(`j1@mGl9h%WqpM5dzn&}5_TF
+AHW5mv&3j^Z{tO*gHdSn6i%-nmtk!=cv`I%=f10Ta>q-27G!C4dq;-#h1*Gfs?9IXJ3VNn5=Kz4-8n6V-;FSQvrzIi!Aoj+)ic
+-{E4wu})sQ2l46)u#E&5$;P%bAc+fs1J)Cj<!toW1I$X=}r1byv~nK%}!#>eCi-um){A<`3+Q(6n-k=v#f=vfXMO6fnm0eontD
+#bio_Sc};z71dT>(o2*}NVYX<AQzUiCqcTfi~c?^-foS(!K!Jl5z1kH<GZ@G1kXk|7QV~6=bZbzPS5=Cg9&m_CS--QLb=MZw+Z
+RfwGO#w6&Ef4jV+y)H+Xq}+aFE6LTV9&T-)qqqJn91msGghDF+By4hK3-KhtPxck1q%)B1^|i7B+{cU@bx4Q9L%cr@?}tqh)tR
+sZtulXb7}(p7)%Cf<N*8QJ@48QR$l24{8+Bgt9ESX`-N*w(|0PkS2}Z=J4XY~KPi-fZGC{Eb@~m`lxQ*l%QncYMQm3lTA9PSrC
+w3r&pnZ+A1|ks5|=)kemLziei_;orn){9+fQpux%L{n^O)>ZKwE`ePwuyrq@V_R80cV@r21j(%@t9N1dVxVo{N@xHB*@pf(v<6
+z+?M(E$ad_gQ#GPb*QjD5~;7~g-VU{q8fjQ1vM8UGmPGcxu`7z|Y%<Mlox1N=<Qkh%E`gll0WmO_j#W4>mzU9~gP-c>Uevnv^n
+kut{Wn-z?SV|9$u{7lA2r*w=zo+FHpr>$ZH6$oR5XirJYA+~ER$Vxc2>`W-~5w(ds{x~;mA5iUE-7n!GEw7SMk8(2)^V|h9XQm
+tuoWHSZJ&6k%FOGX{`H_SIQ7bB<)zhvUck>kV-jJPB>byVu4aa@bZm!D>^TeW@ZJLTLP$gJEa~BLeGq2t6sTer)`EIuUxQupe;
+@<;Y)bZrtUL^BDrnG0;KB-OyN_qVG$~@f6GL^c%^V&HR^6jrfA*n3|Rt;5cj-zi^i#mHPaa8(wUYk-Q{`CvWXR1DL=bBDl2yoy
+y`<ApFK#FKMY)-fwOmvt>y98um8ePv<4D{Eolsh?}kJ-W0><jK)aNC&<OZ<g@%+EdQ32kV2D~a7Cl>)6#4HJ+WSL*ayBS7;?{S
+H7f#Trm@trbV?uaHs|L@jALkycS3JbOXT1Jj5OLH?5cPaHd*+;$Gz_r1FO0B~d&1l^c$lSDaYqD2>&Dv15<zZi5Qhfg+SlW7_M
+UD*47RE);RM?;;?j@zm7x^xp1BnM>b<T6<7P2Yhh=-rA^$b(neO_E{7#ELPL8*Mf4018j5DIJg$_c!0^Qj107^67~%6s7|GEYd
+YI5T(e6b(wULxi~Ti?<yQ<TbQF4kv5@cBWWeuJ~oW%O$|W<3jSpsO3FRu6v<?@-xYEc5HxQk*#VK}Y)K>8njy2vi{K3!s=onN6
+M6NyXR^01k-zFPUn5HlyX_@V)s|G=46K0=S;S;asavi})1ZigoapZ`QXf!qYb}2N=vX8B;DC_=6Qfs>oWO!JUfG8^uCDwej_$P
+Tr&K{e$*ctnaU`@ClV>UA%RQkIqvkb_l6<K2{WMUWgKYx#s0yQL2D!7$%3p^A3hiQYpxszuc?64iT_ckVul{Y^OI36HlLIk6yD
+)(GBuXpNMPbkV4vkw;ob#@O&A~}vKk;e1&#i5=AIRdTk8@A8e~?RY*XRuAy3AG6EYdPZ5OEg)|BF(5Y4k%9Y;f}A>UA}Xws^(O
+D5Mr4a<@hUHtw$Fw$h5^^UhfVg~o(5--`W)^!#>u6e=~iHijPNcb9Rp@o}SwlvWS+y@gj?$F^GQA1V1iMM%!+h%rY&TJ>_ONx6
+qEeNIa+UtNT?+lb7%jnnIEbWSxnW3~8fX&GOfDIuPlb(}>aV&L)A%Ih(^CJWO-b%n-cbsO1OKFLnA;_5Qdr(K*F&R7l^;S@?5n
+*A5KT6&M9>YI^k#J5f%swU3l${Ty+rR4rsKP2?mSxm(z+Z-Sg{qR~0xBUyRPzBp8Vj6FtY6y*G>ST0!PuNLK9<aH?vfVU!y{M=
+Q=o?`&&C9{0X*PSfH%k>DX~<ho`01{iN0!ago58_c`CVE;d;95w&K-HmY+Qw>B_j+f2A(sa*^kMk?MaW-7)P~%cx95^`&LoO+@
+N|JB~*-ho)OzZx$!rmm9!rA$Jd1~)MJByy`Tfr7<sx#X}@ux6;$O@66>VHa{d75R%jg)IdbM#l*mY$N0c6FFO3@y>(R2=WScwt
+sd#4Ttq^qJGjn~@FDmLt@R2eLMRKFF%}wEbGI$O_?CfDj@Z%@?J!1!e%i<?XDIdyTdC}m*U3QTJQoOS9dor+Of2VkJ{^5$_UrK
+l_lK*TW%O(w+MS{YHHC3NJt<IZd{tQUQwQ0y@7iUd3QV@3r&dVgLE*0ht+HwrvFoWx5w~|dyX+=<c+`qv)5#az$0Rq*W;~p4`G
+a32~ZT8T0I}e0X50DMcbyw;bZi{Q3PkWQr8+nbs{d!7Vm$ErB8Bj2vAprQCIA4M7O%qDfpmfoa&T)@-IekW2dN=;kt&qRZ{m*f
+7SSuxZ?Q`3@7Nr^_<-EGmqSMfF3dTyqj`Y&kQWLzvddKzDlZ09FZI5e^dq7Hrj|~^97ye1_a~~wOQu&eIR-@iSaW`amOjf=0tj
+5LVPYr|es^X5f2+p9o;D7XuM_#Wcc0E^+-Twmo`GQSL;azi9V!pSFxTK1j=P+U}15ZL2BI;T+%kGZ$N}A-F#vs$#U=3z1v+_b7
+IvZ+Bsjv&(J#q}c<+a&9CB7-?Hydk;%>^Guy2gIL7fB>lt<tHMs!oBw^QJ>&ZtC|ZVlxY~{oO(MJCYlD-7-?sOY${osLP7!q%m
+LELka!dk38K4VRy=qK^6XH5U*(Rm+YW>a8)kYzfb$0DkI2=vs>qoPJzwU;W%_bljasI3BBB`Ax*cNaO1ooK`y4;Z}MVs8mg-2D
+zc|Hwy~{nBYY(=U_C;3klCX}y`!JKm{!U5<#Ll=rKPgt{Aa)3qfIr0>pQ>eJJn768bVj%U;b?5x&L_a9U3DUreaL?0gYl%nY{=
+mytr{>0QkzMuHijRUup2m^nuMe$Fu}?S$zM8lyB45ckK9LM^bxiZQ{bf-<ljtl1&bnr^YFvW*ONS$XvI=RP6JSYjhL)H9PKj-1
+ccXTB~75Z0r*o)t=OE5*6)G2izcQ%9r<7k_H=ep5RUs4{6*y*PT6(<2%XfF8~U33pt|lE1Lcw@AN)5kH4H`fBQZ1cZW$zNDt%`
+9$v%$jGhSgsn2y0vGCsJDovX$_=czKCSR;8!|HI@-N3b&GaKf<RV!Td?}j^{LaU^%;p8iy?xH2+)99K~vB27>nmW2?1@$-D+pA
+{J-4W!*9P1q6roOGw-lsT*>_<ak4J>2+BI|`~HKks2cR*l>#!NWBQX#=m)Axy5sbd{PIO<uX0I9W#)SH36C3+Qqhe-IJ1zVp;!
+i@)Hlu-+*gYK(4&<80FW)$4xC1tWyt70?Lvvb_@nF^{Z)&XyCG54_S5n`Y?zv@ldjiC%mRFCgR@hz4LJX@WcmK^zvUhQa`DK2p
+EN574)f_1;9d1&VY@y^eXhb-+zAME^tr~1%arA}2DitSZ870yHvH7qB;ac@2MbM%efcEMM7bXsWZO#1Fjo@7#D@M?ctx3|_&hX
+lx@hRubfCxN@nugNw>WIsNqNOis1*g1QlJFXcLR>#_&1KV1n#XUV!oi&9!*`<yt)+@w=Qj7GYW4?X#?FGe0c7vvwbX#W+k#%WN
+psQ4_z&y^<$K(@u_EYa(B}mqNv}!n-D|$lm#b@i~)qy}`^(zLAc~)dT(Au*qlw$3zk&CZ%DS2Jn=6n4{HPMAMa)Xe$0VMshH%M
+plBb@B!`&>T^+TX~x6{ZmKsc8+1w@J58&C$c>M%fQCydpbP=0ai?LU>ik0d8oV>lJ)F5P=r+*$#O{8FPS3{)5^j)wlL(#U&}RA
+z8K`p7*NPAW%EVDD&k&2R~bC<LUlExwI1Xz7kbqSMF-a_<fnqKxKci&L@>=s-*nb6@_+8TS-cOph@e7qAPAN^U9l`l1Klf?4X_
+!zqju!Hr8<6_NLyaB4viGZwhP1US(>_(v>Lj<I9vxza}|bCCN1{RYj`68RK=7)I-sg5o^~~(65ex_o|x`yZH89O}=giuO-l-i8
+t2_65*Yi<X5Zg)dK2zGZL@5@{wnbI=b25#d=P17dVY>2k`_b9S@Pp#lxX_Z70{d{jq$EaExuz!Qlt&cr^KI+hxl<5ikp$YHKAH
+&71hf?9dD^@E`VcwKcd=gjWzGT{g_YmZ(W002YsJA&ho*lOuMBn|Ot`FTHD6amBH*Gm09T{g1=<sz{~e$c$;7!ktih_Olf$)Vk
+?Onng-skFs21SBK0wnpku@@INX%01wgS$j&ICyGhqu1Q_aF5l?YAevl~Yzcv(7{lg1o*83f?s+=6M%5Lp(4RzC@?PbwQ3~Z6|C
+&V?P+xC@Ig0H@`8ca&(@Gc?i>xJv$iEY{ErL)pIUmjjR<*Ytf3qBz>KuB`wLi|Lfrx7X{{wj7Jx$MtwOt{`Lcgh`H_;}Tx7#-z
+mR{2YY(^GSjxN(h!5;R1aoh%V*2v6$t4RhYD<7@NCd__LajY=)ro^jJEn@3uw5(jgQ?p)ZO3fh^iOutLJ1V~vg!?JMavrzs0Ey
+FLND3WN^7p@$G9i*1%2kUbt;w)4IE+pJ74e&G%)SU4`XKf*QPfq`@kx=tr&mMHQL3NrKO8*ht9y8A;mHZ?zlnc^$I30;LfNFmZ
+C%vR)4=*4{=2DBqYJD6t+q0<8*2Cm4UW1ax06`FmKt=Bg6Xc)xUb#7`hY4G2osd>BXto=3?fla~x!c`Z&)I)!$}ex?>bB-s6Sv
+zBgeC$kg+`S#VC*&w!X)64>7;-9EuSq58CL&wR6i$sGD9mC2N&EZl9SBlnpd{e0$k3by@NQOzS0pEr_3kCpHNc!f_=V7ZiA|kS
+q9h_b*!YN)<U0yss|-qH{KPEe3Y?yfZSB-ey0vP@Z9k>i<^|iFW64VAI;y!+jHn_U%M+fN$jtGPQp_OA3QxY@SRpY+U$B#VCK?
+C+{0L>BhaIOrxn5~!)(xN$gN00c*`}o2FHBtCb5j(5<8Tmm1myZIJgIB5@P6%ByE3$U1=A@@==SEkRd7!eLBKE<?GXX`ExZvg+
+2!yoyV)fz_dBqrBXgmkmL;qF3dB4x8BmRB)yKx7<2=<cI8oEk!Wj^bQ)GAf@bQI;p>KF^jqC=jdspgYi-xh*>A}pRTI5D?rIa<
+FLOI^{_z@PQ2G`5j3N2DL{vVqm+QJ9Gflfb-IH^}6LUS^zEx&QrP%)NE$3)F+*W+!=C-#(oi{OidvP|CZc8Co+G=G(W0q_qS}?
+osAd%S?qHfSybXFGltZ(*{gmK#2ZI5?wvf#YQPe1XG*!IM}O&JT>`A=XIdZz1K#K(^L<ZIv{Jo{o_b&4`ev^2)~qhsNZWSPttG
+Bk$sqW+t!Uaqv;e*jcV13rtshM#G(>&Q0gE*tr}=gl>_Q>GC?R+CLqmwNpYaXaE~#bgDI^A=^-Sl>kcWDu(Eg>Bs>w(+~aj{LY
+y2xo&NntjifZYn#l&v=o9$Zehu(vjQ#;_UIv1MHtN5ocP7<!4&e=e{(<(w2Ab6fn#8qfNrwM8p-%RR{aZbNPe9ALoBF)j*hkl-
+zLs>*$V_bQgOp0Wx2r)MsJ0&5fqtFQeL1sn^p-fC&1+*39V}8dNk$9V^NMTj>KhOtm|Mt(J+MD*Mp0bNk7P)$Ir7;n=Vl!q!Hj
+o$c>ZV&QGd%C(2N31yT~k%4WdxkPIf)q(!MHT6Hu7b)xEWnL=`))7ctK;8=(ueuvOKYL|7aq2lEdQ52#3mj5&#~5k5CbL$grAX
+9Ba%250<Zw5=UTE^P8dB3qrV_bUAXU8U71x&8BT}apb#UbAC`7F$hmM4%8O09c&E@SU3YBfxLIA54B_@t}!M(1oOAxE(fr*}D0
+3QybmKeLil=3mrhINvfMIOUnE6J?oWbn6PRkv1<T>c(AS=$xpU*2Z@5x$YZOMF!_lr9e8VppliDOO|tKPltUDnxu9an>q^Y$Hu
+S7;TBQCV@$9W<{hf&44W2HT65~C@SDLt~Q*TTLtINQ`(j+p~I6mm%m8~`5)!+y-l3eYcwABP<MyT=!eDex4@uFN0fVpYCPBsWy
+0JlNdV#H21A)iTqqbo1y|gy4mBzzafs=e=J3|5eSKG9vYRv%NM)~(oDC{=le;VWoTR4Lq|n}+?LoL62?^gWX4~E|*QX8Z408`{
+gN@e9jHG9O2?Zu>UwwrPxvqjESe&bB5tSp?^#AQMdR^g+)u7lPQD4Wgq8`0%JB1awO##-|xKx=NX)u&Y2Rt1H&~Og!n;3-u3M<
+|;i96B%W<##s5YANVVS~YA;YZN{Q%PU)mDLMz3bor<YVj5d)W9X7ofmAsaAcRk=zfhQF(#M$rCsZCTeVz69UGfH%_~@H(@JGzu
+8i4_5J59mP2R3(rw<;zdHWf>tuP_KH?NDto0_!}x5x^|3}ackQ>Iseq?li?+*zs94cg&ov*t^GgLk9APgFQnDtWH~8wQP14_W=
+Z``}J*o;@~J+N_ckjLu9d^-B?+-0cY14FtTjJn)40b9O-J{Or}xk<j_xp;dnCX^&3CH%9qMZjN?fc+w@m!%vh*RH(up$3?2iYy
+n8-q$j2_E$*0cM3MvjWdl1eEm%+41okTKR@}Wn8}570sf#;C9D1X(dblK0-&Wx2oE;wZ)9GW}^h@>5tpqBWk*DdZ7ym(j;Rl%m
+qeM2L(M$4sA~7%A?>4ROWi|e{s>P7`yU>|dgi>JG{YDyi);vR*@8{DT!8wWGR`CK!aEF&{P|==r2oC2ay@rC#$}%S$z)_sEBk*
+&2wP8wD0oivN>Tg&hkgVt>!1&7#TvZC_AJ6*2=95hGe?>1yS)PR`x^Z`~D>48@W&az{H!^Qky}EVIIIdje>S?*UoZ@P0#jJiIr
+WOrViDi}RW+ZBiHO4GMR+_A#d)Ss+*0X}%6jxP{ruPn($YAueI(Dd$>NcnpfoMD;$(D>xhy(s#fvR|;>4uH2Ji8<VL_I-10aQX
+K%<M&4>Woqo708&JRqnO)#v42tJsJ%tBL#rL_bT19S5q-&?1C3<Ga;^~4s`)_jW^UU&Z!|t!@0#Xh7xpqif0e`0_~e(AyZ3}I@
+09*5U}-6xgqRP;$Qr1x2<=xwo>UtR%-{g(<y_H(Y*_Q<!VTkn<uUzKWzEC?j<`Sy()+Ys#$IzTVp?ZGClHO>A?T3$tN?@h&PX=
+Z{T2C?RFppUU*FMn>#IV_6F%SQ-~}r=F24H$dELu%=V)DySGlE9rpIJkAbuBs?1Az8k}D0`~c+T`QiZX=Jg!(CNt_tyX&^F7w0
+l405(-Ek{Zt%ss%-!29>y<_{Qj+4?bWHA6YwzXiBb!?$fikW?!jszZ#SZoWq;_Dj$ok2Td-`O<VL*WR`gCe*!~NuN{*)m>LwU<
+M+5HYmosi-B^&Il5}mQOsqwLEk4o4%j6YH)WEKD?sXC*Q;kAWrHN$PCVGRGkq+82?x|Oat80z}Qm}y7=Vw2QMa9e2v_rBFfWOz
+)*NbJZJe0~r(2TX1@<V!4hcT-+X5Ix`oTFMZ(g?mz+CyF2pIf;zK3b-^Z%BX}*8t+*I!=qfacp^v6|n2JPh|cE6!*9*2kR_rP2
+obnOI~IjBaVe?vPAEEw`pRy>Pdi2o|{KOI}4TBY456)dhXc4P+aDAO3+uNL+AmKJ+^d5Okuiou1D_4>du!}RM$3%>;WEC^bm+j
+You&wcg@dkA*}bn@_5fmzt`cXV13V0Cjrf{b}t8FA38(Yzz9NhY&mI+3Fp&Ee(J)jyd`~+6v)c?vv`q#A}6c18(P+$2_HQP2gD
+WXxl2e*X{vGWpVcM&O-t^9$Gq<4Ng8$FxiA1Wz^Po>S)&`}(_=l32l)7B7%X!y1f{O#bV_qI;(estf5ObK?ZI3(zP|xj-ES-e>
+VjHt=a=cJN&XwNfw}-BHs$LtG!EAKuLYKvP|{u_@!ombsu*%r*W<X|NB~_HhS`?Vx-D~)w*6SD(##`E4b@Y8C9;aRPTt3|ljhI
+x)MlE(wkPif(g)c#IWi1>)miG|!7Ugj4h_5dTG>|ncA)7Q8Vp`_*<%Xd(_RR?32pH(Lp-k4iGcM{<*C~jVC+iDlI@VW_`TSk7@
+o{=^{e1(iH>y89OF~lS!;C0G16`OAB9q%NX0yrHnvme!ZwJ${~K@$$Akkvv^kNV`lFf$cGB3M{7~=VJ~&P;prGciPKvw)D49x&
+C*2w`5AO8eY;a+*R9(%A#B(mEX`ic#6H_)J{emtk&2HwmA!|A(imzq6cjoN#cwz&1Po?A(5l{sXP+LBiBJWMsjo|fukx~Eej#T
+lnH_1&+Wz8Pub^%x##UIYU==_vajV~+xJlpXygv!yoszojuxqk`1BQ(2k?=+E3q0u)S&m(+YeUq<hN&?*W74Zs=^vwiH)EtdXk
+vn#&VEb1=xh?0vzzy~y;#@XSbSIs1t?OvWc$lba@Tr}F2%#CWQ#Lr4|Aoi;HXm$s2Rp(ieI2Ae7Cuaf;X-e%akz)~n?F=AJb)Y
+qN}_8|pRC=4dmH7@Jl|1$hWl#tsaa#Yl?uv+jh_@Hwn3zp^fIR#L<D{74+L|cv3?09@fV>zJ*vLAsm|Q4O6ZeBitdS1NkW3`|J
+kM6mUBC`6=XdujNHT?mz9~GmNo9!6&vN1!*GX4QstTthyCCltL-Xj;m<uoY%XgMjoa69Ga{^mUO_y>$EvJCm_lU~Ccl1*^r?%t
+MO<=C0h*Sxw!p7^gTgfDMsl~nRo2h>Q@K4A*iAqqYxCt0>CSJxU07}Nkb6BjxM`89juozSLDg?Q8k&~&63`7#)eoK;?J9Gr?)x
+}V#wDJudNB&JLA5xtEjt|@i)I0@4O8@Y0$3;JKUs)P@C?@}q5!mTx>IPsm&nb&2J_SoS_th?@CjqzyYI&emz#5To+M+xkqn}K^
+OE(Ral)OYd~uof%vyJ^Nno+@O~ZZd1M6E=K#GC*{qaZ(8t6#=dD^yQ^e4aon)QWtb#842JR%}R?kV!Sx-GZl<BD#*#$<hE3ex|
+x6ET1R*Z`vl?5<Gz3Hi&w;n$9j-aee^{5<QOt<uA+jE{k2sTV6&^-P9DV%7^_{NBstf|1F$1Pi|*I9}#mXL(Z&J1LCEboo$&oh
+Z#2=kPG+HsaE?Y>mv%Y|cIVS_YY`$giM~J+p*_wcXuwvEpBII}F@zij|D!4CEW)U}0SZ&6hxBbf4HwtkIA?H>BE;##SN&Bj14~
+<sI9E<Wi5AMJQC^Rdg=Pb#$B%XNIeL+D|-;{tFoXzV=Adv=1_khAr58T{6&pa88`lrY8g6k8B@Amzm#%N3PRITQw@PxqW5r^QG
+?a)V0ruHOi+?EZ5@xvnBJ_?yXLAy`Bi@GfP(s!NG--Y0Odfk2ky|c4=`qAW*^G?99-^BP@y1BL^#I<8${_>ujm^wX&4ri-}sL$
+wT@o!@X#3$XF~rxrB15qK2!$&v$cEPxMwD{mF1Fu?8#6+MeuRIubHs(t%v{PO`fb`HQN0uMZASXPVyeb6`ph(@ii@Biea|U0rj
+)aAO2GSi}w{^roxNC+?2x-^cO3lvE3a)EfyKFF)1TR5yW3f1%o;OaWS7Wd=c{AX)+w>cjvN5+XT=gZ5aN#tN&ne*=cjtTT~O8s
+rn-oD(;U8ukTR6SKEx=^webjXfDnRXmIKAlV<=bCM+y`pz64Xv3TOA|TDM=JtO)$KbOTT1S#yrYR~-La@CWr%ucl`N>jdP}1-#
+IdWj2Cj@JyYB&2HMJn_oWLl<Nj<*iKldrv<wMX8T_Yxf{nIE2_lIK(tlwQ3K_S{YEuioNONyI@1v)if;EakdL_=<auZTmod!j5
+zR3^m$EX@xR&ml!Qg1xZ%vhlQz9KW)Pib%E-H`}}INb^pEZv|N%Nba9`YDl@hUx|Ef=dOI%<=!on2BI8b~xjSZfsHK<qaU1Cn8
+h^@Bsrm1HrwEqBv0Oipy7p-BE9zcjmD{DHIv}QrRwR;j4h0rsr3p1H$P01x4ItIe{;Imbbo_pvr%7&%hf^ue=Nsd5##FN=)Yt_
+(k#~K$H(qTya);NUHX0wY`J{MmEiGxsv8m@rMklIgu*mcy!Q-n)y8*?fffo3H=1JGK=ldqE0!VFucct-2s@&e+Z*-XCw}@U{ae
+%U-8g^%4z}aEEW}suOcA3m5vhI=YFqBqWzuV;@y9?#!r0Nb-=ZS%3MBP0?`r;h??hjvGD=V$<swFGgFD0sj`41G@YucDfr;IBV
+hT<sGZuaE`0W`)D@}*5qAdVN5op-3yECfS3IfTZkI~omSpi*GiV!pHhhm1&NZFta5-$UQdmu{?|5jHMGur`7{LjCtpWA!mEmnA
+n<%1ASG;}0(rEOxjHsvIobQDW(GangZF^3LzMdy7oSB{l7BcFC^OK=YsNijF0Q$=u4Esp5V7#`o##7-D0Lq(??dDvRW8dmUToK
+Gid9@Inss$0qGjWxPBj1}Yr^$9Ro4t715(>M+4>ucp1V?^0)<=n08+-I1kVFr^)$s@AxjD*hfW9Ix=O>bmS306{@c+G*><v8nV
+8sdEM5f>uH&%m$xgC4hPH^bH9E@Wc*U0ERxxP@5m5R)2Hu3vBh;?@0b(x073L5Drer)tVSiO+B!hV-l{}Um}M1aF~nxN7)3)Xz
+<3()K;J>#5czlo!3jrjLXLt%W_l`gK^xdG#d;6CB_gSij#8ADvyoGyYw{*0JC&XZX%~O55niVN@w;||3ag1){=Z>irwGzjK2D9
+BsHE)EqpKcU$tgd+9|!bF-?-X%d-VlyY*`K3>Yiyk)pA1gorWQ3N*M>J#1?kQxcl4W3;RFv36mFNt5k5ES}0<0n0skZWDe$Q%5
+xs=u{5(urZF>ZPav!`(}lD_g=X~ppZvHhm0K-ty??`k4Ja7Y<!3g-~y<5S#oaKF|gvIOlEt80Jn1s+otqkcQC<#m|becl*cA+K
+-)DzTw_%t2!WZ_0~c1w@v42YW4dUn0Ag6wLZBn)YZLX^@reqg;(kx{?SFar5IBvL<G4=93Ovy_iRVzp8~h;|j08O-8mC%cDLn0
+wRi$@pYYjc9AxQ8fMLsiN)Q9^DUJv?KT<nho1E1{O3j}Pv>Bwv47c1M%-0N_qeIJGDudzf!+86V?dO+Jn+vE1c{}_@9*p!nfbv
+rbLC68(&q*yM9A8q&QZYrK=ykvmh=P8?uj*2OW6r7WAj=4ZdV&W{h`~OjN=5I|L>fb)6Rd($;J$38qX;qRyPdzHD+E@jWu&7nY
+3W`E@P}C$dNdOU&%p?IfNM@1%QX$FABq$Zg2B=j?!s613Y--z6cde~mT)TYVzW>2<J=gVop8Njk18WS;q2h<P$JJ%UED|w7w8`
+a?caa`<`ju`mD`%J__O%Z2|MmLY6RW$<#80OxmnDelHcV+R6$$2vwXX86zW?IFsn*$+>=`@H^vCT560h<gZn>+MsUi4)vaP$Mb
+mU7k52Ka|MUjFt_e(|U)2W!TdKAAM#VCbC`#%emXoLXlVP{bK%j&0wV?McLNQF8~nTEUfDC|gkW<N!zl|%9gE}pjYf21$&ull~
+{GeK0Q)HG4pQD%678^S%$`o+apZ0K>TtCS7)Q5Ix`gG`+T(OZ2642e*DfUgl!lq;wA#r=5lRwEoJV+>*N1^5gm>t$zudM-=Oo^
+2Fie+;BJ3h!rFvrzcS@)`UGGKIYv(p8ozN3Iz=7?m=H=*3D@=oB4BWspaJ1CR}tbh%afc0snQuFsMh{bbg&V_?LI8`(z<+H74-
+O<g0hi&GksQ{b9BjuBCw&qY8*JWV#NCp*QzJXozS50fhH8b*tT?*N1aP`BwZo5oiY!YGxWb1#q=uXboFhtd@a!<6FJzbtQ4q6@
+@otoUlL!=o2^!>B<@={acWnsf%C;YmSH(8!XA@T15nqeaL=KUKC>DW0B~xsT^d`i^eRBuT;$dRE1A1RKe!OSzC<asx=I&sX|ul
+(!Dz{DyGp_8zHBTv7J$rk%f^PkwC<NVJD{jTphLtf6Kx=eCRGHHU*>IWSkHa$aEZogs3)|4Ngg>C9OA_Lv-!>3vTKcdpJfBU<l
+F<Dv@h^ZN7;-X*sRb#d)kI*wi&p#~(=FoBn<mfr>w7u*L%kxw7Gto;k{n0@-Rt?ln_sQu+SQCC_o%cUH;2XNhGy_h07thiy5M9
+xiAUlrs`aUE$!k9Hp$RaZFh?!(C2S$7$(0-Yd6{CVPEOw!m~a(>NMt%dyoMP8W#kN(~HA@XYXdB^Q}{dD~lisn_VArx%S@dL|s
+pB?tnFnr{^JBgBovYK*pz)ow0p>QMqV$Iu$mUdsg0|lGTUJ2+|S#p_Q5MRt*)2SDq<JfG{kbEnmSdw5C3Y`Eumc=s%6!NEzg3Y
++hq}1N}K-8PzI{%XMQuX*$0_5jQJcA;O#AX*pWsC~Grg%@8E0kNHt<A@v<^sZzg^;yP*d0~k?IQxMO{ZmQBg%0Ga<_(b(5KUsj
+dNcZrw+(4qiC6@_eQGrI>_ni(lp-viX3Im@cUik>`$8qyL|eo!QT@_Y%>NyU<D|)<fQ3J)v+#nhsXxrmOCID7)XOChyU*C@Gjs
+cF+HX7-!dkqHgo)OE~tW8m*V@_X9i33dqHbYJ2@U)T>wg1ss`@!!%ihGdyOpJRxBtbuP<eF95C^A?`!%Qrxlihq!<O~1YNGOw{
+M;G89x26e|_)i`5uR4q_KYQX5n=wXI95oVn*drN1aNJebO}c3dPUi#Mq^JZHj1ZN4QFz9wuq_W$O4+%Pv!%r`51I{p%eG+*qMV
+f70UNdICPB=`Kog<@6|&0Z)vu64DC{#Ph6bLMG|(eOM=`@o7;z4x{jOGP)U1No)7lK7fKe)Xvf!OfX5LH6vdc?kYd@!Z4`aXC}
+Mq6q=J<)&37)Z=fJhGj)%&d+G?<TkaHLp^V4<@PCMVxRCdPdqZ_AqHQd@;nQ~&wiZ&xGgq>IJgJ{r^Ngw$&CNMOK9O7XaY9$wm
+I>*uRZi2|zViwDW>jU4y`pO6QDg)SMKgXP9oEsQ$Fu0%yqBpqRnm8LCn*uj%@EeZWV<BXS~OF}(-88papf_z{sv#GSZ7vND(Z3
+4s8YFkIM-0(uN@Kv0Hcb?1mdr$in#JvI5q61iI>f%G+O0KoxZ0)x^10CUGyLaz;!zl%cjh5+4~V|<;Akk6eoz0607>KP;yn{O4
+FfzhT+E;9W@MZfN_=ad{PYZK(u6(g0L5qB7;u^3?W-NRqPu*g;m{yv)tpRM}?ohHA>hO5jo_m92ewWXxkzFAim@>7{bj2YfK2t
+>de*K3cHP=Nf*2g%N=~uoFQ7OY}I|LP%qQYx{e_qXEZ`0?6|RuC*w2KxBf#Yn|^;`<)JlE+U#72c1+oe{bIg0@|5~2EZMc;ydS
+FPdGQg)-Er%ic3rH5UjC`y+OUEszW-Umc~_{uiXptUQRjeXQ*aaGF-qt2xq{|7wleGRJVLif8<~fIB_Ogfv>)pQ_Y$iu%+93|I
+tPQuRZxV#D|Ou*>Zami>O0j{)UW<?fcmkFPi;2xs9R$p>Lap=db1{<Dtfbusy?!l`sZamb<3}E>YbM$b*{IDdMLDqx^JkM`h32
+SI-01ZdTaGm=ei;)I(~q9Wwe_5_?dxP%jZ+S_;(HU=8ke|l15A&nro)MI8jOckfNZr24z&BbQ|@xh&|MvoL$tzvv*Pd-cmz-)J
+LNJ_*)Tm#I%okpEyK)e4R%P9F<ZtzGqVZe4IgTSyW9u*}R7u%il;%hAOB%aWv|EI){38k&4=|eiwDxtfv0NFQnckZKFQ3eL_9>
+m6W=1|8D9ykVlp82dLO09rcTc4C>!&GpT2>$2F|DChk3xHMJ~fMD?}tcaoRp#{1BUS%|h%Xkkc$A?%jfJPWcvC}Qoq+tZy*VII
+Rv%xsRH$U2)1;TJw0FJa{3sw~afT#K#xo&)R!xxLkkiNh8YWILtnbsF7oef@gZE3Rm8zX`Pq^$WqVwV>&U{1cLjy*?Q0HHv$O*
+BdvyQC{{o4*A;7^GAz>(o^IKq3+V%Vq#ha2wK`ys(S78gq$r-T7zx!(`B2B^wy=4fY{QMyb8s&D`~U6=AK=80X{9pnGJ7Ilu@~
+AU<o&U+-och#(n@Va~;>m*@;q9ftMW^*VA0Ce_{o7-A4R=uzrgmlP1;8{{026rQv~T-j>ZU$LGT#n{z(p`-Si268QS{bZY&7a?
+%%PQ%`tdQATr{T8x`;q8_Rg;7hq`qzVpmZydIOf5EWOocDpNh-27WmmV%sTEF+x+aeug*?+^+X=ORuO!0uxd498F2e#g6k;@wf
+Ug6;lwj(K`;9Gcu=0_E0+isxXdtG$LxFOJs`zoJhiais@4tAHkN)H169VRCsXlA$9s1#TThs1ob;u`iFY@d`pe3Q}rCM#k)mNw
+FhTbcRFzsOQRqUYnE^hRIUg)<T5^V<BS8S3rIzYQkqPyL6~Ywq3|Q4lTvp;zs>B0AJ^kGwZGo>G-K0~&(1r;Zp56}eH9B>gN7B
+PxXfgjKq-o0MRA%1091BC#G0jTP93nK_i4Ldi=pt*kzqua2p2F!?SLnRJH8(x79cu|Ru+{1x3ptcK!zx)<=;28IW{=xNEo&lp>
+tZ@%`7l_b`q;AByC1p{|s&5*WAT&+d3Vuam@Y7drt+9?2jZezZ1)<*9c8bQT)^wfpBt2s%uC}r!Kjz%4qMpp0P6&l83i^xpF?l
+DVXQKrinsUK!bpgwm{O)Kvn{^o0ZD&)<v6=da^lAWrvf~T|qcJh}>jH=6381E_L-X3a}?Qkh+T9#cKB?^h%_H+jzTu83WV6fGt
+w@THmKYEJKK=40^kXt?d0As~rx)W!PP^>pH6Q(6ZS){~jZi32IGufUjhg)dW55rCe#K7RFYp{gV>=vL7_fWX`wB<5zJfJi<C0!
+Q1iZ5xi>eX-nFi6y*ui6WhoJ_ukyEIPN`yOJQ<=Ej+DU$4@gY3#4Z7Hw9!kYAuCC7DG`vc68r(b@!p{ZbFkPONTIy&;VMTKbpJ
+x$2oCkHWB)LMB&h0re$30Ji6d~428<akI9>fLhaY=Pfp#4Il{ZsB3x%=Zq<54oC`r9)@hzajtqpvQC1T!MA<C#j{+RNKoaTcia
+irZaqf9Boa3Rx37d!hQ}_uNuNevYskYUbJV6%tM@{Rr_+|(xu4+T<$g62^BfG3OJdQ+G{P8ijtA~$QwBR%3lC)ct-|5WPsfpEH
+TRODM44n8y5dn^_oF(wGgxD(y*Byd@NXj-4QE0WKSm*H3@{Rb}hY~*I-XxV-E8Dk;cV1XIO4@S2>ZW3xIiFiL>K9CmMC$XXZR5
+|GOp`exPD4xI%2@svCh-44~qM1FE(1Mbi{uBCM`anQ>40DwL)uFnvd6LkBo)30|*jT7PxutgEOC4<NAo3Ts_Ju1Jb6$3OL+#EM
+8|tb%~v(<Cl=M}VBgdq{o8;a<u421lGu|GKTJP}Afx9|gsP*9%rUeFklP_VNN(Gr;u~@X)JAnHiwe^~$|FxPD)~dnsBeIHixxg
+xlTkZ6^O|XrSl&zkT7l)tdD~?!Gh62+^>{StbXWs(Q>i5?znJM)vLFXjU!LMYzo~tmo5{C6W&#%vYTTzWcgmC+qW<=uGpEA7TD
+7)YfGL^*$>q6&plfEP)Ib#)Hi6oVHL%$}P`lIXilJCZ_p_HrJs41_S4r&a&e-Dfo5mmvY}uwcMtkZ=8+K!sB}@vV%@Y_Xww{m1
+b~_g)D7JVo#(6YlgD-d7M2B;8vpYm@^D3YeqX$`PEt%&UU($o=O88h&I_JxJbfu_9PI@#mC>!)<GaUAMRlEnU%|2?Ut?b@;i{Y
+6FjVhNx9%_xVeVrEynBly&Fne=he%Sf5np_oqDcHLOvT_{V`M*uqG0R9>K9{YxWN#g0XM(=bo)(<NY_arHvEK<zP}wBY96{>Tf
+te^Bj^1A2qdz*}69RUoRw{@G5_f#X3-U&v}d=_^M?Q*;72UKHU)1N}=Z|^$JdN8%g}}Y3*zgp~#RHk=@Bv?*SBsQa-H56o9k53
+rDq<0EsM>jEVX!-Tmrl@1z;86mF#Ody(P8+n_C$F`+_~fe~dyX#^IwhREUZJ^?x`XVx8e_75;l2b#Vb8gfd3$E;;@7Q0W#jRqc
+_6`?^r3^79#>LUcbIud((1t=FJzfm|fxju@-V-Nz+7a=meC|RN63NbZavGeLEMa3AD+qOKRWunBFE>6i_e~d-sP-y8e;=#qH1b
+7(739(?Dad+pd(kSiAZ%Da~<-c)`z4s`y;8o7CyCLExHjpBh&11fHFQ25@0VMB34V^YsAzdiI@&!CNCsHD$w|o><8DMpnQexD)
+5UbKC$~?|D{$Wa(2G+FzHNh0MVM^j)*+4m?!VbbB)e14VWyv_jA6S{v-x`z(w8cQv`s_SL0&^N3wMdr19WYXuy7)Y&nG&_$=C>
+H`J?xX1lM1XWho<pLMOyShd%sOpHW`w{$;2>`Q!j;}Y@s=Z**wY-O$#%~{HzJ2U|U}_Q;?ryLAQ%UWYXv?+NhArOq0^4rEtrk#
+R>Z8P@h$&RV7&`3-U!)OGAQFB?aXMNVE=BHhcZd+Wn-5`cvm!k0jQb>u8VU7iGpj$*v^iX@>7$K}X7bgn8LrKS~k9$utvJmw@e
+sY!M?tcuoB5nyUi+4?`QA&0MkO6Yj$(k|i~$YF=jc1Cf?goR?6t5-0T4T~@jA6K_NLvCMkT_V+OI>7ze3Q>!kY+$?K)qjhNd3P
+yvcqrO5OK6FljUriXoN5drP#a|CTXqX@j$AKo{vBUeW;RfiLDzpYPascyL9jtbCI76?$&*hy9Mt;*wU%hFCd)-SicTWS5WyyLL
+UBwe`9U5{syZKBQMJhln#{j`)V7BFdB%;+wKN0OizL>ZqHC2J@Z;;l`(b;9Nyy~0?GKPOfJ8!va#NFP0g^JKyv^^$c!E~6i&yb
+QcfolWW*>wialnk3q;QRg{Vr&o^P>pOK>`XCrCBP*XQAD>8X8M)FKqV$rJDU?+ujp$0^Fcc6q<8>L<zhnE`=F{#?v(!J8fBwk|
+A`X{gkgrwf^~uq-9>3^rZRFRW)VY%Hc(>KTP^jl3w#p~p)|dmdK&|XOnb^FT~<D^p)b(pc<DfT@!v?p`>fC$;@*bd7jq;mh79q
+KC5A63UZ(&e&FMh%W>o4^k)a-*Efv>Jm^<E}8x(VZkJ(Mnx0oNegbvZYI0%(U<d6@MT`+u!B_9aZn$mX_7r*^Yt;J_i4v|+&5|
+U{c^_zxuI-yse?pTFO&lexqTCfJ{TfK?4-{+Y6%%uc%^s};SdMNC&!@Wt?cL~!!SaPu<#J~>t)1}X+{fAs&I^To6WGY|t+CkMd
+%T!-H(Ybzq&OB($_$$LM7c{Q>meS^x>2Z-52jWlz!b2_n<Yyic^Tih?EvyWI>rfXwN{VsLcnBq;sow+1Jnbxr1Ou8Y-2D5e6Z5
+FxeoxTlk>Q-oURv$BGfuTyG}1CfTaIJ4eV<tw>gS%>?Nes^W7}3G_NQ34BUVd}DwKaWwz{#UV=1X!Ppky7s&|5y>mTWw?K^Ztd
+0j`-x-z-vy2;}I*|1WAQv~u~Q_W}<T+_Cu*FEY-mL%YkTo=2ma*a}?Xi=ae2NMa@j^ar6cX%gz+RMLId@X~l;x{Naxg)P<|7)0
+I)p`Q}p7yL@=@$>=Q~zjHH66z~&)g+S87Gd`UBZ>DM|O3SuD9ZpBgwA)LuuGBI3hNj?XeGEw=GNd-wj)eGlf?65wX%r5BzsIKE
+==lOd0FoO?_?#Jq4`k#`Lhz&;@d>Fm5qGMraI=(wjkZ<b!0{lABhq2sIy0>}RMNQB1rpj38TWW@}1<n<L`2DIt3ni-Aabt^t92
+q;NjLFa1+AG90;e8%TaVzM5jZAm#+Dc6X{Q_?<9H#a~W1@_-94S6E1tO|@1S%+L*Nu%Gu$yRPH9GUeG$g5!GCfyY$u_bCj%H4U
+zH-$Sc-?tdie9oE9;1fB^-e8!~1t%ZJ^wZS3D+=uI;N6(n+yocFy$h1>MT4Qlx@5$=?_VLJkW+G*bX#UtM1X*o%Z{I{ZOz)$3W
+9L_vy?qJD&O9XH8-RV4c#r=wvjKB$I|i|LROUPYE|LD(Q4z+j`TgyGr}udaY3w{#hE$fx!kP%Wby1#vo#Mi0n4x~je!eALyyJy
+d{cPxD%o@ry+v1kW$%4j~ds)}-q8i<*L<{B`4K#nwq=ou02;U4|q}))!L_43$tx+oW%X=N?UZ>2uTA-|{Z(zfFgIw|KV4BkvsO
+XmjVDaZ3z*T1iJ-7=`VWqERw^`Dc4Evu6c4c}mVYRehX_L6gBY*Kss5iz+GAXA~Y++X^yw}3UO91t#@fp#l(s}%PlguUMn*uvM
+QOn6AR)N3()gVu^9(Zd{I1^oz7dgB6ZbK`S9xM#S@vRs4Q1)w7yNaPKeO(zGdM7#BRGFwX_2KYT0wB^BLSPLc>?I#=gb$G{zT3
+0xy7$#Rd&Ej2OC;b7(O4w&Cja-xXWe(aN-_4T?i(^cPV+lsvClR-qc#zAC{6XmuMz-${rNaF-ux=%+ewY%ZRv+SrSgtUke7SnK
+5l&4Ub8HXun!l2p`3o6Y<41tp$~ncCWU80O{i4Gj(tKgTWm0r3LPDmqJ(I56v4n3v*PSnX!Da9zfHbjX(P6d{M|P1zTd80FgtF
+{J4WB195q8>S?q_TkwC!42YCzEc+?BskWTVYFdQw~2<_uZ45lh7`HVqd%w()Q$<J0$F3VSo-%rs07P{jQbt+?~0)P)?*`MN`fn
+TEpZy@pxWqi~3Q;6~vVns<<U>g1yxK@36y6;zb;Xw=?Sv;}LCQrVm$qm=;=L(KfkcXp=UwoIIxMrxj2!X}2){R>+4dgG&fvu(f
+v-0Foj$0N03I&`fOSVm<W-$CrlpJ4buP_g^!PbHo;7QB)qwigPQTS24kngi}GBOc8xXVNFo%>WN8;6IAEjF&$q%W9@vl*6I$A%
+|?;`^@;I()-56kIf*vi#PGJR!w~WWJ8HWTxvvMYJB#)AIqlRj9mJ=CqSoSi<$*CoiM8Wm(Ra#Zy=Bl6N#0dl*ERCGB@fL+)zfe
+N3q#yd_l$&C=AN-rpUO(+k}~F5*|GN=mCEfRvEk_`NFu8c@b4`|zPv0s<amTcCM_XMAp(_C?O8S|4vj-=xScNH8NnE@<lu4Wuz
+=r}8(fd<Eyf+P5quhJy3e)oT{TA#Zh&t3+(d!Zs7rYp^R#rIqDJ5;>?v5O%8k;PTa={s)y)<l+P)k&7YLam7gEgrFo~xPY&_oT
+<Oz8*vZ6NUjU6`=$9~BK04u#Hgg4lVxa7`+>qQ8WWMe!)8=3(he)CvWICv3YXA@9oAq)sU$_u)ug4YKKQ4rD_xg{vH)g@1)X?H
+FA0b6{?CB`{m)_I2!FQvcOU!tuEf+#cKK{*7-jgZOs7KZ&Le+*srQ!HN={c8ViNq7bB@!=Ey2e8t;ml}HceXlFLeCyH~2z2-fW
+Kz+cd!OvXbhC85!BJG0%wxe6DM*;!1_E4_S$owC(v=VsUS8V7s<ecQuD{N$1;)FQm4axYqK1y`kxxeBqLT{r!dyU$mWEH2pANQ
+u)&H$e}e*ILjK~Icl|~-2AIaCnpP<pX?K-io6QX*i(_UCh==bA;xM{>R@{-W@fVbELErQ>Fl?t3VGA2je2~}SMnjv>tqLi92-S
+<@d4@3Rm;9Py+Z6on*biLr`4xx<*h9b0u#H)8U*xtFh#$~p$*<D5I-)W>>CW0owF#E<*>5LQ~M?N2a=|=z38j&ln5_BB#9Y%SG
+<){X`iD%cw&qWHLFfE0dIoGDUn<;k}>Sqw)BoxYEbsz8ho1xQ{NRB>u5JCSmPyMRDS3(&`N6np-Z7t>z#vwa`Y`6{j&KoKxf_A
+1=hABQ*QHC?C%}%{gazcIJ-R`2|LVd78H^hK#VTT0@DaY=k=VoeDo;(Y;~S`=bfXCyKkFvczuG@^`sZ}rIm+sB&mSc=jlZ$rZu
+F#BO0r&?y+qR7zCekOHY4`sV7xE2t;ZS4>~Yh8JGJc9!BaGh_H%d=R@^j-4$GL7u&sknOY?vRKnuCRIS4Q(W?~TFvy<N&)_4Kh
+Rlg3A#IGr&12Xsdrbh+9o`8A-YK5K`Sfl^)5pW!%cZ@@duFzFGpTXvK`-~Z$v3#%Xl)u7Yw6eoJ;xc&LUgxw?KpdTt);Y^e6Y$
+-k7CMHCQSoj0s)l@d)u+;oh+T)s!{C&F8jkchV#%h(#u>=_fr*zT?*-Y|ARrWr)Rj7S;D>CtMHy@tFzrSeU}%mhb956T+TI0!%
+r!gNUR>e*6k4q&}dU(mL&-fsMvXn^5%vnaA!W;3u?z*Fkn|yDerpP3oip)KV<xOe6@4g+sVnFsD@%U74{8VM{7vkRS2PfZ198*
+Np-NNYX5)9m>Ra*#Fw*?!fpiW^yaY1Sc0DWBr8UkDosIfy`FBuwhPT)>MXit#dc)lO?sKtghh(=?de%!V|#YL9uU1-*NcG~c&K
+c9`fJ%~x@Wv<cR8O7VRn|IfvD6lmn-ORU4h>sWORj33^>D$afh1#SSUR}gamyOET^op?GD0bVA+m4<P(i2MCCmPWkN7?Jr?FEi
+t#F=25Fq&6qX)7Nd68HKG{RQb+yl1A`ceoCFybAe4YJu+@<0O>r~>dmNEx!+vbwJLfS9Gb-|%33HIK%W8bFg@NY=9SO<mmj`XU
+kTg-x9%NN}wNse+n!@bj6t5fxXW$*tKb)0Y^XLtLZss$GWX&QD1DwSbQ(IBpl^|eU4J*1!!<h+kl^=k3KM!#<``>{k?uOC#p^!
+p%#%7cU9brKz8$V8JTP%0lcHF^wBZfO`Y;%bKYC%jV!%5TE#lcug5iIH<kmgou|&polxqmMrb9Wce#8_W$@_QCOvH4i?rao6o?
+D$JOxSx;s?Q|Z0_TJM!MPP{pbUUhSs@H^_ep}G<3;VPwcKCe6T*s^wc#asIatMUW?Gbg{d|E=tW30~wK2#&t5d#FQA0YK$syJp
+yaG`1czxf{#FdU*(%LzX*>_QA<<c3er5aI-^Z7UtCM2yc^@boA}e=dmW#mupFf^kuuGvLjhTH+AF6!pmzlxS>2K$ZAwa9qC<tH
+63&$<o<VMi+;91*f+z4dN`FA1p3$iyFy>!b=k}UB`W$qf&LYwnpCJeq4Guefh_K+lyw{1A%JwMO)5?AafCb#yQ_~}5mwE?p;%n
+h+&~}e*dP`E;4?F`u+Zh(jg#Lo%ZQ^0v+*wBXroA=>}n>cYP@~f25T1K$|dBEJY-A;c%-#wHRA$bqNB)}YULf|oEvrmYj<KJJs
+A-zNc0ZFYJ+_?%T#pYR>SJzyq`!3)I^=}b9)6}?)RY`i!A2|!DGpgt{Lla=$%drTP>c2TQ$GfF(id=@7krmvP-d+MImC2u3_BI
+vFLHZRRQE0UWALsIUHIejDQDwyORC)SHR>1j<AX~iW_~iR_%01u1fs4xu<?2&(PAQo^lBw{Z|R?PFjvOSk%67GF3Zmww{%~Axk
+u2a>>~>PQn5y!UipX{gDvTR_GM=VFUwGe3N>iV7}X2sJ0_U(C0IBrJv^@r<zH!UnTec$~+W4RA;$5yQlwhye^19{^=Ip&F#IR6
+K&>2bI3z3q(ED*vl5;w98X8w+EM%**rJe{LqWvrTqS^t<_O7T;OFss`f_aO%ZWnCw?N`rT-xA-yN|p(7f(QKKV4VtIz{SbxWO*
+#P~iqP^pmMO*K~k{3Er`9+e9dL&n~n656R<xPD-fm4dwRv$ou3u1{YzDbCS|=PswP2$%7w2(9mJU&y8fVnij3g>(%pB3kExYhM
+tWizND!Zty78*QxxH#V+p;Se5d!IeRPkjqNUTQETk7gr$~iWKJH-T3DDrGmGH4l=2CKquCXtSxs&b*WtDETtUYlUQ`B5*oCgTm
+H=&NIo{c{40nBNwx`rt}2%ar#jm&W*E0(%N23W~f;8B@QSZCo`9q;3Kwc;$<9*j@wlvck~X0Y#&-wlF0(IAbi74(d8+w@Hllr*
+?;RSuocFS^`08J-l4ufP^;vpK)poZkpB#+~Puta;AH<2pis)1RdpY6oCorxQ3&f;rOZw=H*@^`6-O6j)K@8`5NBOKf*jHo=N@o
+s$y7PvR))Tj~7gW)ZV|@ZzboqtVvV#9%LIH!u-QR0$Y01yF1uKBeEgZ6oc$mNfGaV{dK+`i{%{3of~w)jI{-O?r9(V7-kCwc0$
+%C|vg~v&C**R@8Am!4ZWxD+^JXj>UxZ63OZ_cu+lLb?hpvY8w$0r5#1|cjBRL-5uYi51lF7N9UAXyX3!KqNCamz|`7%V(PvA8t
+RtU4^d~*%~Xm+M?L<io4RysEmitbM~xmhK)oiZqau^rs8?PpssE?7QNis(>dz^1DsfCpJ$q3?eQOp>{a$&1n!S4$^+cwgI`&%=
+bq?ha72JH1YM+o%-}`S3^>IWqb?@~W>i>r7sppm&seM@*>if&~QgsG|dL^Wx9>ihl>qGOYn<`XPm#m%IDTJv<%mV7H);cQSl~M
+<m2&nb$8mjaABh&(qj+*(Kmios>TI%`(1}gLeK+U{SLw#QiQ$Ji*M@6e^sFD>*>f>7wb-|le)L#noskT3iRL&+1b@wY()H4|{w
+Taw-c@DYfieZP(SNcF&RJx6jnFY~sgA!4R4O33NW9Mc<XWh<(#zE`L{tg{D8%ke@zj{ZC%G0EGL7f#;JU~sY_yF4g2$qPW{#BR
+_bV(NY{veX~vO<w;zM#Mf?KqrF4_YanDr)`Y@bJY+kAZJ`)t3=R5L|zwDfOMhPhe%Jj*DJPbqV1$j$Q63bAGea42=TnWc*^%d2
+%OLzf(7F;jCtrPQH=kiQd|p!@K2$1`7>k?CV1+0)j$4?V@p(t@U5UWb+4OvACVDIB{`&#bR-p$_EtkX}{wpMd+l5-DEIv`7`q@
+(bM&~uD8=<xwwe`AO%N1i?*mPVx60~q5apUn&7Uuo{s$D`|psS52T9U%kHvmx@_`z3~QJDNKET0T7wibBZRVi9nO7Yy=1dD%NF
+f^Frm|C451m)vM1zVNhI?Q!CNruxYxm&5;&WP4nTF&e>dN&0u;6~MfA}q4BgRCveUxya&pMmzgzqdwE*KCT*#AMIO<rCLLbVmj
+2^HNY(rRSPQL)wqQKPO>PnqsxYjVM&X>(kbCn_NEMU=<8@SIXJfMqY<QwK?zxd1`Q>>(D9bMQ%r%P?_mb)c*$J8;(e|4_R=uRW
+UfGUJG`%UN+p)lLngJ*$%gAFs+_9RiVu2DpsJE)c~-}vE)ORB!eW_TI-e(<&#)tWnj#|ZvhwGqFB6WZDsglrsz*;{pW5xrZbE`
+6pr<-9Unn-l9Cqksiji;2qi_7Q&SlqN5RVlAvoZh8&ZqZ!LTs7h@_)M#O4t-5Fn`J^rTj9^lqZy5awS#cN~c!d2uBlm6P;n`O$
+<pi5E{{Den3NC1BxYQHte!xHnv-oP@-`MWPR9<tK0ZwL}{VhGx{pT5yzto)2(U!O64}A1alRSCHCq&pFsw>^ekJ5=mm2auC#g{
+N!rcxY!K`-Ff{IFE=JzLd^$B95h;L7@>VBzY81Z&uL0E^8Sg#WROJ~Qyfk)-UB0@L3pv|_nP*kB5t_%d_P)x2NN#Sr(6XC?cyZ
+)t!V>_aU!)b%N0uw=Sq)1prYPjDg?mX_MD@LfhVycBE&<bke0d>FEH6DyHQNSC?IG@Glkl;irngE&GO7d8r%x^L@&7TEv?Ifq+
+&%9h?s7n$URdT_Q-#g$^xk9t0cRaX5pt)6(1o=8mmnqXgoy6(Zy=*eDl+i$H|m2Qd<aa(-|lpY$96Y>a}N*P~()`Y*((T{1zx2
+Il~CVD$vh71E%0v}zg;};(i&RCoy3Cb}KS6^Y_4fk*`-DI=UfUkNP!d9g@Gw{MKDcMuAH6HRcmsgBQ1FW{IS!Pu!=vd~W-$`-j
+;uQ)gRAf+?33MyPW{qqj+s;Vc9$^Ovo<t5M!g2{<#i}p^FAT+dgvES{c`Y6;g7AUt%T*SaalW{plx%46n6|JSGtZ1w-^|`_AIA
+Ido_4HM9^PA45A-yhKcF~7dOHp8>h0F6%)K8DG#qbvelq@>RCA4>4EpTZr`%IIzsnd;_SxTzAZUg(+TBCfMn&3_FNu+#3VZ~}1
+WNSH191%&S_y@$f|a;=SKOxZ3ri=&e%mW9oMKJU>HqRfp~a_^ltt_$XhdYaazJfT3=0RjDu&xmI>L_M@v;9tpeV?iXO1yBN=Tl
+9qBFmlB$oJ5e?`uj{dy)j_730PUeFz~cUxz!SDp--ajC{5X79MS?htCUSl|xLaYCam%v!0DE%&t!h!jYHJk<rroWtd;JjKHqJw
+g-@%cIFjWA{%a|3VwW1AjYm_vFPok;@7LvaQJ#?Y)HpksNarV7RSQCHQQ7GW<Z%JnSgWGJiv=6J6&?oV(+$q~jxW*0ti@B<{EN
+F)PNd7iU7p73yc1ui(79>uxr3>qTGq$hlBn^rQW_?Xtoxy{C|O7xi68wHp?~r2jf*jSx-twDU`SKW3Jmy!8d8OUy#Ldq(?Uos8
+A%^Z{(Q$ZIy}YV18t;Y<u*LFO6?|2VynGljTE0%-4Jj#E2<qwSgY05|Ho?-0_rXrN?IBEc0O6j{6LnkW`^(2-cV?ibv|RF4#jh
+;?c8I3h%o<xAYG6v<*CtCPW6>pv}nAz<1ikolVIStH18FrwTp&FI-qUX)Esm0ul(!3O->8K0+Bj-@n}-k-J2wU03m`ut5gjq(N
+gQ@;DsluPzUB_b+r$hMu1!bgOsSKfQ23?9`HGA4G!BgQ|6*mgNgE8&2h$L0_diLVe<_!bcHE$UGeqquWh$UGmn3b+l0EfGpy>u
+9BPh2KFYXIrm@@slG*`y2&v(B~gry@1bfSil>l5U|-|S7pIXmP@$zAMcckm_fb7Jn|~w$>2T5ZUKnURQEUiN!IlXwZN>ae_+)Y
+T8B|&`sn2xzcIfvfF8lic8}<8n~Rka!Ks5O$pA}^J9pS(=t3uRq{n7R7e*L*2}>5jGC1(%`?hJy7da)2)h=v97X#2DN0neHO#Z
+)K<TY0(D+5qUi}fNU+B_|jVs66b*(cH&`@$v0CaAa<OFNHgvg@0-n`hdx_@`P@F8bXAM62Nl>e%%^)iMC<<+(Pie|I(Ai*lL*w
+5{!IjyX!<@NdK<^(&yyJwW!m*RV+1P2i}&l^Wvkyol3Klj_nR1jI}W77I;nEM@dKdt8h|ULUXicgp(vUDZ}`&scM&)H&>e$4(O
+^=Rq)YHdZsN)w6CKx78mZt~-3dP|#daS|ri)8Yc1`Waqzy;r9u2AXE%E^*VU89n;hjS5|(m?x?fRO3nIQWT|tBxPGKWsu5b65T
+vH5v6N3V2ER6cX@6Ujv^F4U1~;QdLf>P+nF1VBf)1fr`gc<t1)rhoWg7?ozyhxn_t>8v)FieDIKHq_Wz0@Tg=NXj5i4EEVmjE=
+&14pX84QkYiGoD&4huceK2;D7T?8gG9=!}=PPV#Lc}kii5k&BbX`1Ct!VKK~W0%CSY?XW#PkBLypT_m`jYfn%DCPkL+|7c3w9&
+=mbZC?;*{dv_S(-Iva;(LEGma9QgW0^Fmzmd;DRH}l+$TInNX~t7K{<3LcC>&SHWD=OuN!oZ*7Ut)7)y1D=JmTmBIOxF7N*75l
+?F(68HOZc`uZW#6b%>7W<cqK4aX&4l51iO*+&69S20>2wy|mb{Uqk0;mx+pD=$YT_=LZ+3BQQR*#kL(h6+}H<l2Ng3Yh&Kk*02
+7S+LBl^ym}xvVx&)P2>!1i)^{4PNhXfeNsd6NH+mb4BM_m80eb!s$Sb8&Tma6R=*U5cwqLO&3Ce4rPk?<r=W=Jc@uaR9tts<^x
+k^SZA!EPJ)jJy>FXM7QrkV-a60bj#E4Rzes*$B!@bpD;E)|}q4iv}+KhLyI<FV>%-Kggr}U*1Oi7qV@G3vBxl#nGf5aOsz5qld
+-Q*O&>}q_LN=eq!2kDJ!B&RQq?s(`J|5}Odd|IpDxnCKdtaBP(dD%g$aw#pU6w6*k-72MC^e(51HG^jcKD$LMKOj$PmZ7Sk2YW
+Rk--`BX>0r<%jP23+`zkl$3pbY`@~XKFYG6{3uL+snb!GNh(1QAcC0Pm5GX1y7gGu;I!SGzqf`)qBa^<;JAn$F${W9m(+sYE0l
+YPsUS6Wf^|2w47?4l_~nS|>YhGt)P<r7SXz$K2*I&=rij6HBF_fOJ=?rGr#|7J_b<UP?MFOz<aC)|}ZvJ$!Sh`)xvk`HuLkzXy
+dPjO9Eq7J`Vs%nCn3rHQBeWgNP_DOKn?-#P;FmOB0-U}bb`sFN9hiJXJiv(K9mT1UvsW){L75pnyIs1<R*lD^|P<nQEnbkj|QB
+A}1N8ThWEVQV1l~s@rGRa#k2ho@0ytQJrxv3ZMvXER?Ew(%c*Jtvcj~XljMx+6cRm2*9#+?XNE6v`wB;t66No}*{RN!~kp|CT|
+m56NO9+NpOVjOQw@8ce<Oa_W-R&Z_l^Ue(SjM<u;s#AUdRv`%r5mNDjj6V4AmSrTz+UHe1ERDbi;{FoWh#pmeDJg&GL}lG2*!(
+lexjjODsPyOVRq|o@q>t3A#Oo_FGM;suJj~APoDt?UNm59x;Y8KQsAHhx19QyhdyVx>>_rYR)(3*YE$<3;fl<1pm&lNkTW5s|Q
+}>Ac&X~$02L>n(gS)fz{79j@*|QvV4yt1)O%HgwRa44-K%>qOO?%`17SE(8c$dM&h41k}+H>=E&cATb`DeMOFW0;Zo+I6FG!B#
+8I;48*KD@4kxeYOL4To2KPDTN5PCceYTa#u3SP)oLK|ybTEfFeZy1IijbF>JD*5H49nyoocQry2-S!1>Y@;AIgWLmj4juTI95M
+?zOHs79-Vi#6Qb;|9!I6;Iuf3Y`tY93))>|;BgA7bA1`}6AS5U84*=K@d4E0ywT#RWe!jJ|4ft5mejLENktDlorNpV8Dt_U0AL
+{ek^JMQ<vda;k`|pE0lJTB?xjHK;Y84j&GLkiSvxeBYhb(|el6NA%(R?XI}v#6qV}UdL{%bf`yY+Hi8k0Rmepk`4@J2Ri278>z
+QSoOZJIOg7e?5+vr*Gey6$O8!+q&gMl<mdxmbrDMlK5I2=~l_<XR_Vbb?pr!Ze6RTynoV|zaPd&Hxw$N~PBNNIi<FeXz$8Wj2@
+k6QQQLtk&a<D<NDKVQEyBpo`bp|4Hy!3igbOKD}u0X{!na=A``S<|aa0^{Qo(Aglx0>K5&It0}p_Kctzv0qb)lTzgm674r2T~R
+dll`@a1=zWzj_`2B5_ny+bx44?RJ_hiQtw79UU(FsML7oQu#xo1dGpO3<<Xi$vbAZ?nnp>XpF}a`C6H9_e_2GFzEIxb(&$t;5f
+gvT1(tQ{z|zhYlx1aWU*OYxTJ^*lNSr2(`j8S3T2<ZxZqHOfUy>Aj70_VHzpJd-`!Stw`oh+|NvUKrDLIW_A^s<iUHN9~<n<RD
+80D_@rd1CcPc%E*qcHxk^Jo7b35|X!mpkBOYE!#L_gQPP-^f`Ying~%3y&6jTc;S6T|Gw@2u{McW(9bVkg?s;c!eKwOO;}dbJw
+p9zc>`5WGlg*#9=8W;NLf^4Yy~^TGpMo`{c$d7K&l{lVN5>&WfDX5*x+j?ope;l=xZ}#}mP27xojARhE-=sSmRV_CtQ#IaR35S
+@%NYKD=gW11{4t4qY&tFJgm9xx){3WxaB;aLq&m7ATyZ7;OtTvV@o}2xZv~B9r0>IVM{*@yOD!K!BIqw{}=18(g4JpUIHMh}qd
+DdD>0^`g(%bq8aqLM08=78Yb%wVe={K!m#shhR{P!Wm}hvz5er*9@Tn4-qMTHYy&0w#a9U`5w!XdefIG#Rx^|5s4uW=CFg`^O3
+y<(vkNV4R)L5X+D6<H^jD%EkA&uWtIKeX7e7b|&oL-*A9t^i?KE0>nC%QP;V&pmd(c)uN2cGJbKY4-O*A-^sVp^&n2-u9G_~mY
+IXtgdZz-QRSGhZ8bfnK_6WyS&VIkf20uiHP(;T$QC14~pNGCC$BiXRrpcF8CDojclvM7kz%>|`HtL>BS0n_l8qzV+WOcb&q_SW
+Y|Qr(4LEG0UGVG|~t9mcqL0%+Bhid}>J4i1>oL?4!GIs~=r@cWqYo2O<{gIZJJ-H8l4R+8Ssm!svnpEN@sI(zkqF;p4&m^_;)+
+PRnA$f-RMi<)+K-&eahq&+a4RmrNTp6CIE5Id6mG8nzr{P1^+qkqd(X)eF)6hW-fE9xmZuN||T0+hQTJd50;-&$6^H5~SN*l%t
+&q%3)x++EwOGu0U-q{Gt0GXEOUL457OlU|oD5Ef01NYKc#z%PVLk~NC=i2$GxmPU(?7h&WUwQdk=YTw-Qi@ed=DB=9gy)n`!Zk
+BLhB|~6SC@tLgupIOM5Ye%BJJ)q=Tp;av`iT=mKELtCRB>A8QIO5PjoO1p$uyl*H5t@!twhn-S&J(;NU8iaXI!fAb$}fWF=agK
+$RV;q(vu>6v)CxV{xRE^B0QFa|0wu7clB0++c5%72ue3KUdP||fcACA(|X*VLywRSd9Vjh4c@yXib^JbY&G3mT>y;qQMiUlk%A
+rL%t;EUA>paC?ZgMomigcJEfUcofToP(8Q(}~>3E@lBm1)lmGx=*bLyP+1o5>O*^G`jm0Rm<A~u?`mqd&neKY^`*mBb@iDcP7&
+vpKdGBo|ZHi4aQ`Sv4@tI}av^DbpllAZ5XWbC#-DQI)uY4?0ePIc!5f9RaNpQ&Z-?;CjS+OS)LR3O&`7J(T#s8H&BP<$eg#Oza
+62t^*q+PA`<FSX;A=9(kc8^85t3oGqqayL5*7qBZOV}9&_SYj^Dnk=+h60NAsA>!#pSpuOBK5OqN#~n~%_6eQ3R_t0F&M{2>`C
+$S^kt6DjBlG#kBryV|U-O3hJT5%x22117-%UuNL_T)~xwL|P_3d2px%^~qeVEpl_Ai&N`m!^djtlB1)a*Mzs<RCj{h#;xzUI{L
+ZyDSEnGUPaKXFj&I$t$IV+0uTxjJ0(KuG9%jJi#81RrfzINNU_4C}whyr+$i_hJz6{fQY}o!+_u!`vg_mP=QeoB5PFG0D+1GJ{
++4l?u;SbCQj)DYOV}w-1s0XXl0482k8fkCRo|!`Si;QD~AOaOE3qfyVlQbf*Jsz>aAEIgnBlo`3u*$NJ_l=_#fc%XU5%_bX>sg
+~~1qJ8elge}53?x=hOFCY^$V&)Qf>KK$`J908=;5%}jLFtSYQDR#}BUR{t{X6d3ELtX}Fh*6cmg1X3J$jdWmy++eXBeRVN@bxO
+@P)E>Won@4o6yj_6ALoQ?ve*{%Grfap`Mjod5<lvS>pNZsi-h!8<9bld^5MNSnI)_fwnlz=q1XG!+R=vRrW8d3;Pkd$4!0=$bf
+mhEh;0H#gidEOf!8<Rbrecu<o=5s@%9J9nwu*ZTRAuu<PlpP1~CL)_GzsA>~ns5z(sL!W5v$=+_YT}mG?hb%}Hr@afBlg1%Vml
+H(RBnfHPFrhR0~^+Ns8);Ikfg3Q!`C@1r1Mwud9hMUFFPdosr^I@e*?-5Pm3u)lgm^yJe&8ln%bA{UL*bulXYjrg6YKw`Lm`Z4
+JbgAMJ>eo(L$dPSiX{@A{c&^?I$qJn~K@r<YBgJyz8q72uV9LArluaCkv%UKPrWomM$zAFBMEJ^MYSMqr2xy8okF4THnn>~UUj
+XFK9oZT<{j8ZJayM;%q+Q)R6h}4Vg<1p1lL~(q{tS73$e-ii4IKw@7&S;LAEuO_inxxgZXK4SwDR|hNKM#!ZhFeUl)y~?H36ha
+sv+THhfBM^UbhWkg&VpMMe#^l6<M3Th4HmY0!l&yy@B;hiJ0_fkfSw$Dv^=2QpW!y-glXN4$e7ar(~Vm@qG2+Zp6&bad)HFd^r
+n<vMQnZsUR*l1sJ3Z;Bf6~IqioXld`+4M?S1`(y5J{c4azm;AE0j_7qw2M4<0X2L7&)XaE5F1hD4FULfliCxDI}Vl7+g|%PIa*
+gWml>na0^Yzd_ivc_fFd?EiwKqZ@dn8=lNpvx4@OI8*(lGp8vdhJ8Z7R%H5EVhXZXVJYpEE$Rc?A8uioB6wui(BIGGiVJiGMNy
+WhAB7_*^<(rMkxwB*AE|Pxou0-p#_yS(9KG+ommTk-pN_Ak_H6x`qDIwkJ@bmI%&CWqQsg;|e^a*lnWTmdQaA%HbVMm0qGJ58q
+E&3xSoB=vvxa;34Nw%>-lf}P5sqKuAgy)RE9);Q69VRt-$RdZb8K0FL9A%@;k4DY_swYM@ZIRE72k~qerLIk?tEB2sWD$fJSyB
+>VNKae8F@24yN*_lM>bN7N{C}E!GyND=n2FAIsnJfAAycR5$?|8d~#<kBpfso(HnvX@ee6+Rmp@w@lbh^Wc#!;Jxeh~2@{KRL>
+r|eEcthRetxMoDzV@N&!w~W%Je8#YOk@qOvmLdtQiG!7Iy#6(O-4hw5Np>K~)2x$GABb`{*<ws#-op94(e?M0GZcKED1c(-8(=
+Pxvd64ysb`sV%BVmZ-(ft;K|J>yQe1cFkOR!)x$TW^co}?+>|%b6a!@;c|S~J+P(^YuXa{ggCZL+C1U&cYYyndz%7@BBsSx6m6
+ljL+K+uygMV5W<<fn35qAx<Q!^KRDAb0O7+wzaB}Oh5!GylfDh>N4-@Dau30sKO>hy`lwq!O^e*<<BPjFNeqdu@%v}o1m8q_fF
+DXrxeakXYn<zLk=8FtnCt1FXZ0Y>w^?51SU4g?V$ll;m=k-eq)achEXH~d>Z?h%2G{>VYLJK;r(<ob=Y-Mf*>5*QNM235ES|--
+@Rv!B`38VZ9$&hIsW4Y4lS_O_G?eCN4Cx~n@2g*04zX|bSad>Pm`KPrAqDe*S8uwp2QMdfM^f7)*Xc<{$7>&9y^(d{QiFSXPD-
+0Us(5R20Y;zX^QZDKs{WSlpxSN^=-<>{L-l>b@o?cSSIhpM<-V)ue0db31?*RrWHetSo(63|p9Pvm_W~I-D!)%@?ra?FK(kKzN
+7rx{lCz9;i&9F+ABrwvXxejw)3c3FW!Efis6!?-t%a^6Y*NTft@2)Z3#e2`!hc*;!FM1`~{wdB2&07TX|2crQKW!z!6^=hC2uu
+6)8T%^KjJ(*aGS`_aNSFIdz6Z4eOZMvfHqYl-YyalzYcxWZvNI?9`n`<6)w3TUq#%iNA-OSD;6%GW8Cr8SzJavVF7@5Uo1v4&*
+T6Nndn1TtUt<Dc4&=#v4Q+lSFl5B-o%J-$XVjWHmNECO?^MavPn{=|4U&-m-Y|1#*kV^w4*wQ^Jez@_h3ab&Ru`6p#Gz3xr7kS
+;fI!p%jnjD4p)XJ^Q$JR8G;p4y+pgcOvpo28%P8JeBJ4pGqf&o!^U#^xZFZDm?BtFp0~1Hj<QV#fz5M0>q=;oLgUJqVhf`e8e#
+~%x^D}I`v2B5b2DOxiohvjq@C}D3@}b|?T}((FlSuM)k60${-UQtn5N?cs{YUC_2$XBUr?FZVd&##orLvuP^8ahFPPm#l5C8zz
+6$N42RojYdtF=~0CfI64Ac)7bTnSi<3giGR3M7*WAWFzg4iq8BBmqSr$>hLAj?7E~iXbEqaI44>Jhoj$2ts!~idSpjzFN;7+du
+KWPZF+)Ft^ia{I4o4XF?-|d1=3Ay1u490$Kuu`f;&`vQw!Z%nXm_Q`&Qzs&qm+>i96c1b6pa91KK1HBeBR*0L~2AhJEOWDYWTp
+*hn-xvne7#zsX3*S7zj(|gc3AJ)CLL3*T*+a82kDdD}|gPAP2Z}v_`5G&paq%+Etal@pc+mgs_8x@A+Nk5?!G7ZkOiO*PAx+`p
+Wa=}3g_Dw1H5TRX&$uD+u%Y;J!!l&w4{4%mZn6H6@;=~659sSX_sBy=`f@Bq!+byZccO)$_-DmBEszh>&Y=`P~+7QLn)o^GWk4
+|VM%NCPa@N-&UE%wX7uN|=u8a`gD$*L(2V~}!Ln$eI`<~O>DXpNBqsTWMqzb|FzXZ5)uidUEB4!xv|WCo0=45*2k6iYj?zT5QL
+WQ0oZ)u1+aTT*vyy7)t~(nC16U|old736dMY@$U@>|)KdK0SV{GHMY#3qx^?r^LxL1$)UkXnFrvUg#AP!~d3HNp_ioN1YsTVM-
+EC;faG3kyq<<QzCMe9Esi3?)BWJtXK3bJKXnWYI2Z~w6+QULLLNr*j=up!J-zHh|GMa_X0I?v$t`$@#2_XXxhClxF%ak9=<VW4
+*W4a=n2|7apZz$dNpMx|1lEBvUnD;bBwoU(1%T~MxU`4lC{ZjJlNufNaPHi&>)Wq+58{GCo}C2aPr(BEtuagi+qUjDQGmt{<(E
+PPCwXGBa;4EQdh!NGU>62`vD-2&DG8fFCOKrh*ek+UMMFbuhyvcm>fPgbP6-;xXM5ZwJWbCoE<LQ%nD)7bU-!#B;m<N>%)#|Q?
+@<Cv`vbssAiY8)Lb&zqcEkCVl)b-^glARmo4V5&4k)WSe8%wX`LTMm_Esh#grwfuDG*#s_HhudlbvlnFC$R(yjb1+9cCt^gg9q
+IG+kEMf-&Y-xI5h7x9-_asqRuL#s4$GFTcXup*A7Bs3w<u;a#WZSV_Nz3?irm1diXp;=B%r0N#TK>n0bv<_fp3UqB+RJBaEtE?
+^1k6xg3LGd~lN4Q7T--t!u;t5tzYJGo=)0nf7GaHiGz6ri}htBQL4i`3=3lgh6gwE;1es7x-{F-gxnoRR>=l!q<ntg_5pJt5WM
+^fLZsW?(sp#Akg7`3U7-_wn9Wz~JQ(<RNR0w#R|ld!QIH7WgKCmZzMEYs36$EpYG+$)vmT1yiH_i(hA$=f|eoL;Qz!KHhdwIj&
+b_y+)QJns5t4%X^P3Gtm(J?PmAWCY#7^{n4eCRxyslxQGNF!a0Fhyz=bF5l}^;K6Wq5`)LX;?fc)NBzFynJbjGnbAH#nK`j$q0
+Ct;vxsm;LN5S$6$)KxL(yN+W=`)6Cj6Ox<x<~xvRNA4RC-BE#$E6OWVUy#^VRDXy8VDZTD3=#`gU09zYp(9CQ8`$mJ>I-<vYq*
+;ktpAheSbs#*Tl<k)4aq91mbPI`$-SbV$2QbSs$9>8Iux*%D#0*wb2odrB8|)L5e8>FrR6^9ARsmWZ@_)As$--oh}8GjTTxp|&
+OmUsQz{zF_$DM{!MkGTMulkbK3+)#YR|WNPft?bVbhzu=4Y@yKB^`q8q+%Fx;`J;Tenh5cCR2hQa7^q(uw!@iEo>ROR8TFYhx<
+--RJlQeJJwnDj7GAK&`Omh;%ZV7n7TaB1xd+tv}Qj(U(^7+x_QeD`J@iR!((I{tug!*`dDSE3cG*k53l`;F{KV`$Ubs<06jY(W
+yM8wwpqrmsLjiZ-)8`8N)eKk^T?hGj?O=qT+Mq4lwOD+|SU#KA)xK-W*iNC|Stqf-=YT0os{IntX`lOm+E@T}&46B+~&xCb&#k
+|qwi>`g|@$&qAzHY*qR$YckeJYt58EMe-Cq!o{tfwcq&n7;S?D6Oeot)?V_5!%VWi?Wn?sBzAIGwFN@6@^)1ZW+ewnbmxqI^)q
+-2k*)l9zU3=#5PBKs*1w&+rD2ulQbzF!!DZrWZ!l=kt(H0EgS3!6_-IvJ#O*UYSuJ#vq<aCsmopG{NaOGG%kJ?~?nUnL_GP^ph
+<!RUV!xIctij0;`mlO@r~fLI;jV1UJW@iu}RqHI<5IsPX|72IVgv!y`9~<_gfgZ>f4?)$_)SyFybpE)<~3)Au#eTil2H3eRAyc
+2bo4`rMVr=<7BT*52_nbWKp-6luoc9OJNGmn_l@q-O00%<7bLI)})OUsEKUcGXwt0pjJjlB#IEz9fgUOU<oVc7h>ux_0nRc+$!
+w8v6~V7Fy4s2E|_SeE*aPx4gqE7*T{!_(vWw_0-P2Vh@Uvw)3o7z;sLG`FhMaNZeGoz2y&k)~-|N|7Q$w;gHDGZL1dQ+wU@BOb
++*DI2SRUQb{LuknjY96-?-F6~>9-o&c^zm5~z;u={8MV?&L3D4_|5FK5xh$sPz0C>*aAF@N!G?#+{t?>HqHwrZ;zS}@g9hB;+s
+p&M|N%Dw+1gfwz+C^aydXG#aK$+t9IKa_n!&Nd4kW2#6B%T=g1lN@_*c^8GVJ-)T{+-yB=G4FihiYBv8igrIQi&$nX4vSb|a4@
+UT&#3yj7_T#LA-duG;|`VI5D(0y+XP!(0q+U7yL-k8VoGLmDqkz159!r`%&oyOu-HEZi+fMu!@J3}Z5N}RhJC^V=`tUk^lIzqh
+X~W1nk0u{a)Yc?Htfe{oViMz-*-`YqnNDJFw|1jDyl_ukG(e?fqdID8w?9Rc0U8Wx>Y|7*=J;LKU7+i4h3kxq4!nqwsl4l62S+
+|z*h;{WGPww4Aor=%^Y88{i!!q&t3#L`;&B{tcH=Urf70kE1^48L!o$KNuaFMADA!c!bB$b3P25E7QxeMLtRcXWRCf3^*mr7;3
+Y;deX51~m~FlpM9OG}(szCS?XFKTJCOa&yIc0~>7MGQY3*EW+cx}&%%ccQ+fBlS!4k)l(`9Q<HHQsw2D*;XC2`uL#k{Ek(Y&fX
+WB2%f1W@y*%=yG##dJaJ1$|<nP^bV3n@<e&z42ThT~~?e6!il#;8=BFCVVpk*69;p{OSuWd`cIYOE3aSI0kFKM5eHeum(c7+%5
+BTlg|eV!0msmGbYI$7au5aVVe`uwBppu&e&No&0ox4#lv?0I$Jwd9{-O#&Q&_f(E5&9)Jp_GJfbc`@M!)zw>CN%ZL4tLkef?7_
+--ZLxT^@UM_Om372k>F_;K4(hH&6bPXpVlv-*dnQf$N`r|gq0W(}{%9yl%kqtC@(zL7y`)t__OR!@+W$VkAe8_iT2+1P(`It8a
++aWulBO;D6m#L}5$L72POwm^UUi4J>0lcWQYA&}R*=3gTkKyj9}1E}|n&M+Gjg|ApO$+_(kJdLDB`@C`IR!^W!CZF-q#3c*)W=
+)|Et&>XnEAr*G0}?0*;Kl!a^cPow$eHveJkJ`QSIj`NXP@af?{PXT?huDQiD-6e^$1(ri<~ZDT{IPPOsp^}DMDHjLouU@k?{Yh
+CjxHYrp&B<VIXX-6TNtI)byNyik+C!j=`oHInLVcFy4GzGUmk9`hwp%c(+SKaYQMH18Kl9LcP8<hgbgdvMSYKziC5<D|4(&(CM
+-JtIcu*9Tdi_0N7<@$Jgbb*{>TkI{biJw}eXBSxs%Yq|TUH{^+{-hUZKnAT8e=Zn$c71b!v_T$K2q{W3<6$dERRsuPF!r|;(67
+%w_TnRo0z*|EDstGHFn$%%%j@0?p8F?7jkl@dSn>Pt*Ixq}iR*ZQ+2&~Fkf!g|**TTHpkrv=p<17R8=Jm)I8+NLr_y;Y7f7d2{
+`4w+RCSE)P5ju1C}=(F`PN01iptcB-S0{!1hAku1Slh-F!{L<E2bcZyp)#TcwKBZB31b&9BOZ$>SnA_b>d|ACCP?If^>^!1qdl
+x)^FdqExPbb02dL}4<UvKaDX)X9SArs_uz72AU=Y#$AE5OQ%3a~bt0me^cgH`=YK|xL|_+svJ@V}EA!B6X=z|f1YwqHBU1TWt$
+0`KmN1R2-ZVA87u@cpPT@Wn|sc>B~AP*zz1!iQ48{+;iGW2@f)@5RppbHDu<e5uO^_rDAVUvx%*maa&U>KfX%xq1UQeIyZ#X;=
+$R)U5&QqnO~2<B4FCdu02*(oNvSkN}WnTng?tMS`er4R~$uN-!xW3Vc6w4LJG+4cz<p?cn<6D3EPj32J^@3cl6?;Eg+<fQ$Epf
+Q#p^0^c271qRe_1pg1+QeRg
+"""
+DRAFT_MODEL = """
+c-rl{d0dlM_6OWfl}+1Dr<>Y#eyJN<K->YfabZWT3M3&wWy$s=fgsrvaD(iiC?t83fKq|%fgq3#v{u57ZKp0Q>U4AOI$d1b&Ku
+k2$>XSP=l#6@y~F48eE8-*=iYnnIp1^cy(dXd&Psafi6@?z@x-rxFaP%ch2Q>@2qlEF0$OxISrHjv5{j6tGD48Iefn?jX|#gkf
+|>szTvAZ{i_p`*wNn{nptP(Y3SU-0WIp#F!bE^Z*v{mY5~g_@|KfdK{SSd1tb!6Iz%O6|^pfptLK(yR-zWP5T#e`=dI^)jWp1Y
+tN=QudeVO}0FFhbbC@v)6@jwX)CWY`m&pjYjNTU}~w-?b_CCvK*PkNu(4+szm1pIa)y^K>(hKG%m?|tSxAXva;5=!o?9!(|`;Q
+d41*Z#FXl-y2b`-B%hMwnK>Bb03~p_dhJFDqtjCzLV(8oeaID{1KuUHPCgW%N=)G#)4>l-xI>Uzxu?WXfM8iDiTx+Y1XAg!`jC
+vG&!Zzdj(trWX|yZf5{|g3r{xF_?5Jp~Tx>7EK}*)1r&%cmnM{A*T6UTgqJWw@1sCKFBYxWYm%uA1(UJM@F#sMbK~aKLI1%>T*
+H}o=&_^i1Ig{{H^hIADHU{^L${w4=nJ3g+37K17SW8?gJ4%5a|O*ABggSXdhVQ12I0Z*aw#Qz)~Mr<^#)pV1*B?^nq9(i1UGXA
+6VrBt9@XN4?xyH`M_EqSmy)lePDwRB=|t04<z|OvJa&AK&lU<`9Qi4Z1jOmKCsyb-t>VjKCsmXw)sGY4`lj4mJgtP0OJE#AISC
+roDbyqK&}tu`M_H~u-ympeW1Vx3Voo+2k<^X@ByL^kbHpb1Aq@ue1Pf$G#@DTff65}`#`A=?C^myA7J<Z(+5~S!1e)-4{&{e=L
+38n5coj34^;TT&fg;KiIZ<b=m><GA=Cn)RtV`Jq=%3JLPiLgAY_J+1ww5QYKM>wLLCq~3ZYI2bwQ{bLUsr_AmoIQ3qo!P^+2c>
+LdPI<976B-P~UC{?Sar<2vtI;3PM5%i6A6~kOV?f2+1HMhfp<yY9O=^Li-_93!wuLItZaU2-QPK0U;%XR1g9oq=t|NLRttlK&T
+NyhahwqLQN2YSl0)!t`A~eAH=#oh;@As>-r$p^+BxbgIL!Gv91qdT_41{J}ZPE{`Eop>x1~$2l1~D;$I)czdne6eGvcpApZ41{
+Og1G*9Y;h58_`R#J@g>e|-@D`XK)GLHzST{PRHk^FaLbK>YJS{PRHk^FaLbK>YJS{PRHk^FaLbK>YJS{PRHk^FaLbK>YJS{PRH
+k^FaLbK>YJS{PRHk^FaLbK>YJS{PRHk^FaLbK>YJS{PRHk^FaLbK>YJS{PRHk^FaLbK>YJS{PRHk^FaLbK>YJS{PRHk^FaLbK>
+YJS{PRHk^FaLbK>YJS{PRHk^FaLbK>YJS{PRHk^FaLbK>YJS{PRHk^FaLbK>YJS{PRHk^FaLbK>X{6_}35duOH%HKg2&W;VH=C
+Og}8}L&kK!09=~m8=?g7LxeI2;r)Vzeh5tScZW?u_d}X*gff^cqrlf%Oz>+{;GdXA^N&#CheZDnOlS`8mBudtjX;K`0HC%q*lO
+oahiT4$mQM0Z6!~GX?>(L6Z_I=mVap{!BmH{l|82Q`9q3F*8%RS!iGN*XfPb)cfv{%pGW}8j(~sdkO!W<koC_HOfTo7LS-^vg1
+96000BJ_&z-EG(ztrDc1S!vey3t_1%p?<F?uJBIC6Ee`GBmtjvJkcw7~JTSC6RrNOuyH?mr?%+G-$bHbZAy+egZ5cc(6r61So(
+BKyzjKO-v=={fopGz{a4L_+RkoEdPrVC@@H5*yu0`I?>lmFD5{qfkJ@nUurRY`Vv2v*pPx{05k%X5C~Jk+Z7tx?*#}k7=G0@1;
+G4V409wbs34UJXf(e{G&<eim*~|c=z&iqkgL6H=J_Y2`rw=JuwlX|$?|&$T1F8S7Q+BD0RDmOR~o(mR;ho|3>fWTeq=%fDuQ)P
+g#{d=*q?e}+~oj%br^8^7r=uR3U7J|<THXl-O=f=Tu=xl7D5SR2?jJW;N_ElN}@l!qvyhm2o%EtX}uq&z+$E#2<|~Dd{rgTbS2
+(6^H1mXR3I$q*l=Pp{TY#7LJEW#&Px`!e+f_?VnbG^@%*-cjk&G_4|A~B9*`6VmZ6e-qr5)X-?$kT2KQ|S^9;l)03rsH23wd{#
+WGk{qtjs9U;=FC@;k7M1<M1)^s-?1hx;b<50E^~AG5HP!ieE%+5+X|V*m2--ZeuRjp5gpa6hU7Vfz{rzGoDa1i;fXM0pyG05ff
+|mw^!L${@%pfkJ;<0ZdmG<OiUvU>YRBhG-7pq16=lcRVtbn+bG(8ix`kgIwU(yVM^X{v-v^ApOY?<o|+Vzjo^hFkjFBSg<7cQz
+t<3FFwh;V*jU&-bMSnYynFBukNqV|0<cq@W0yRHH81uIxin!X7`%F-)$oSmMqtK*X;ka8SvYi4jW*T*988xl3@KedM)DXftm}m
+2P`{h(u=1-2N`%gWqLC$Y+C~$mKU(0-Nc`-$#Axk;S^&)z9tc1VTPx}MCd_qmw2Pi|1Jf7W@6I)TMPppvqV_VgYEH9_G7|k^D~
+YF3*$lnmdKd!0B00%{2wyN(Bea3Rxg2Bo#ZtTeBUX7S*DN$+mZ_D@Lhn;oc%i`*<Y&p!M-ByZz??XTN(X-&;OqPJ^y?D_x$hq-
+}C>U=P}>m78A-y1n4{5e?Q?rEc|j(L%>c~2-pDx0XttKV24*G0)BBtaC`%mAfO{50a50Mu!|z15QbrgW6lF}!Oms~|D6dg&p<%
+efMNvfa8-aPfpnlDXs~f$H)aIvaLDve#zw$Tss6Q){c{2S*0Kkz2D?jh3J?sxMPQc>L=g-_)d4yJR^vfr`kUcKAo&M`-8&ft2>
+&6Rj$ry#EASg1cDX^otE-50L9n_Z!h0$73jzq(LH|K#r}{=lBIf!H<gZuw{a%3J`OOBgid^8=laAoP=Y)Hx)c>N$zZ!<WFAeVX
+Os|e`Za`8jM2TOWGJjwA0sH|!!tqAvnu34|MNAk+yc)x92sFPD$`EwF0!+Uv;GxBXubkmm5-tPHnhEm(6#>79;}He0k?086Es%
+$xvtVUFe}Iw556r@X_lIidbcDYm1o#7q><#Q`{=kE2Qi7mEOJ)1*=%tpwEQ)|t`brACGvNJGz#LWL_c!cDh1e7bD>x$H-w7bdu
+n2|pD?q^ONHheU?jL~YjRivR17$~q|61k^1_Z3whoJiKn+SM8%bN!aU{r&75n5Lff(pwF2!I&~uRkKlur<IJ#6rNT=!gtBTY2!
+@1^DNI^-hI{F9T5wOK^C2$^~E-=?5aH;KBF@{G{*~`Uqa@LhW>Tnkn?BE<%Z){|vv10D?q@U3-ZL|1CZmF&AcF00FPdBG$uj3O
+w`*g5jk}!~^yB692p<2%rR3$U(eWLV(v9yh#v7XeKNLd)G$_f>kIH1vJ_N^*?{EWBZ*#^OMM{6l~~qUarB2fFP7W0ZHdPkOz}|
+W4(@mm1_{2VR3|bu)+)5eE>g;m<SqdsrMBwgXK>;0{-<1A_2ai`n_C+fLE!Cy-o{(mn{(`50uyt$<tve01uz61n$!<{@tKB5SG
+_q6<Y#=;n$sTf2-mJ!M9r`eDCt6k3e_@(;qN2@16lOyLSQpGP*b5A<QcA?>O5K1#rz-On>tC7wNVYAlOih0C<1$^X@qX{!P+fr
+}q;JfaPUx48rPurT(N#NBHY`0L{N3@`F2&Hz)daUGF6oJo&-D`AC4JYHuj|O_Jo@-C)++=yf=3`CAY`ssAP7es$CTG8w^w)tEO
+SfU<%>7~jiSaIYW=;MLEK2m&20%OJzLZbrZ=zI3>6HzDW@*tgUq1Rbt9;QxjIg_sLB5)FQCphJaVI_rU;%)Fo5;rlFr_j?ugMV
+ddvy;Os-{C<SNlQ6^y5`qA)q9W*UDS9xx?1^B)zbs98;OOT)x573$#sdj}2v4nLu(Jr1Wts44VI(ENPgR8oc-5QvK*sPMJvshQ
+83_M(pP>i_Jomz!LP8X<3Gn?70k19>dV?zvRtZJGi_PA{?JJMI+7!|m+kdTx`W^HbQNklcUwyP_0Uo~{8u`9fPrm$+V3C&~+nI
+#oQd$A?m)u(A`%&Kl1ksxgi@nVCZeI*Wf%oo(SWqDlAc}KBfBE%v2{SYgQBmO)1c>(=%jh(Mw`I*5L}&qn0Wg>aUWs43KuZ5AP
+oOafzrF~~EeZXttpx8KX2Eap{?rR9o`b8qolsnekLD2WZxr_n#faZt`l`mh`t|)k-|x5!Y1HVL`#*p#`Q=y7zx93+-uwRF{9pe
+)|8TDzkC+evn|Jr)yHfw4>xqSr?aKaxu1|#jif29CmCj<8vY3C+e{JNi_{9hM6N$fTrQK1F>qPQW=MgjJ!!?e6)MD><W|jUy*A
+vSgH}C!L24S7^ALXA_zv90^`SHGaes7s;*FW)?zw7Pq{d*@4BdvahJ<7>iQ1x8PUu<K#6};M9?st+R(rV+`@S&K+_)*pI6I91N
+U@E~GN>iUwAggYZ%tsrAz-t586I}lIu=<ylldzWhUuCTR7S%(&l#l5JZ_zx|>tPx2A(<sM&{1?*acI`1ZMDqo;m&D%)kD4B?%)
+rw_`9olElQDxC9O{#uYYKq*Ougmv$Hu^H`(d9s&;M~{d~7=l8{`^Z6F)emv+jhl@eFZUR=iSGG>FSY}KfJ_pwRo&w%Ymv`nTFq
+}kn|wB|`=4o0y!U|c<6((49gF86@C1nb-vjZSaE2sFdlg}oYm5ALn6u0*ZBKovQjnji%#PY?c>Gji=OF@G7>2|=9}ohW}>sohs
+SM2%je29nI=qX9(o_nzbGhR<ij{8d~864H(&qD|*jQmx>e+x8QY6;C2lTPh<-Gil?ua=dH5_29Z5w%Eh=dDuIlwu<p$qMEYP##
+2?EOqoCrKg@)(n3oL81pTH`vf$JTBR0F?Yn<);iem}^#o8hqbcEUSMg2k>$lX-PlMO60&b!P}s81a1vkd{V44PdN%5U~W6qm9x
+f3gj+D%dM1&eh_8#QGFnN=yBsy|NhE&@CK4jTwCB)-&%_e{Ex<_ka8XOD#%Sm>Mqf3=w;6N~UI8u}e<y5T0JBWbfbz+jkaMcc(
+VKzwjR~Y4(O*Ia*p3v*BWldeF&J#>()lw0C5Zy^DiPLJb?uG}e#kM}hQg8PcW_8aT*h4RM2WivrXM+cNrXBTC*2K_e3cAzm)!R
+jQb!w#yYYSqtS~)^o8VVQuyL{GsUQ<C{P7JXtv<7#W`Wny8;#-to~TwXVQKs2(O#$SiUxz+aTCP}Dd|nK<d!?6VDO)TQSZSLqS
+rK^>c%MCS0dZ_@Nf+g;q&vxLKUXWtDwx7M6=Bn8!O&0Vc5)SAMs4g8cTK{PFX+BW6^g=BNeJHwdR7ylwYv^poI>ZeN6dF$R%?2
+Qp2pO>B;+c82kp(EwmN@FG)vs=h~L=>nOomo+;{hVAkPVT{;D(7w5_+)h1U7`9adxl~4p?{s=*o*f+k}bC$6@&l5pZ}0iwBI=7
+UamFr<UOvPNkxp(q~ChMvcymANr3b~E4s10@b0_2U3W<9(mSdfI7&lm)^PV&^Es(HZszHjVEnBM71u-sL-D#FF_mL)&Fc_xH_3
+_VuS#nh#6JSk9kh_64)L`57dW(?23b|B+9@<3IwT-DP#3n!%+iburZ$dG)WoD@e51$Q-rORc6L+XD<+d<-aY;O;m({W)V<$1tn
+2=pPYxYrhZ7Q2-khUc^f?S#`OOV_qKP!JScBi>oHi*q#jv4+|)X{Y>Cu0;x)!T%GG&7&->S(VRe)jCQ+&8odJ(tg(Y`9cU?C_{
+Jf`se@b>Stqt=Wm*Ini;xHJv~rQa7%%@uY)!D%x!uXE1gdLut?#SyT#%xGCa@ty(z)7!2Tkp`Wy<d%kKLem7<X??^@c?y^={Y7
+$x*O5Ox?bO}q8>A@wEgX7F=S9!zYHy7R7ck<5Jz5iNkwr<|e*zhl*&DPTO>U7bfia168DRb;*kWjYRyqUDK*G|%yOOFl3;VGt=
+4v?em1l}ZZ@gTc)#UWC6NT=P!sa3}7cq$FUKys$BR@#nDpYxCFt0-@cl<8VhNenl$V@@-_46Lbc(|bgk{zJ92hM0i&McNHUv5a
+eyju041@xz&41F<FQzt|nL4>3yhn7sf#GWbyTQ#@*}TYoe=_&d8^)E{Kg-`~F;m!D5QJeSo!m*O!w{693j^+%DbeP|Vm$JqJk@
+9JFlsJZ^oJ9Uqm>()bOfIl2r{V1#c$6U&XvW@C7y?*~}^Dq;@NAc&@Bbi|RJ?}iuhX3u}{jfgj$1wcppIG~U#Lgq532x_y83m6
+N%wu#`JZ1+u`VbTT!>9iR>mEO{;!m7^9`@<O8KC}8?2L;4k91Z&YW6?Oq7UZ{?Vre*>OaAj`ahAM6_1MCKeUGGPek{h$;RqG-R
+t+c0X{0aZ~eL5;rB;=+`1lNdF!M0l&Hr>_rtsA`o$^&!|u9WE3iy<OEhtIyyj1gqj=Q5{A&yOzp?WpGs&$#%B$)}arO2eWwu|L
+3AdQyPsi8qN5La=_#f^~4@WmD+CD9hz4Ktz&}GTl62|-?F8C+T63XA@59aY!{cW76$7VM0Pk2!MsJR|{()(|AtNO>)6aLGb@Mm
+tm;Ga1AssCS{SHZ_w!}<sD_1M#3)F1f$_w{*XbpOX(J8hS_3f^Bx?@1Sv>-VN+x1=MZKToS3{YW=4a5ZRe+&b6knlzhk42Te^<
+5<Oe_sHJ+IiIUtG$a(4=X{*hb8_{(^aKu9b-~62wxzYKk<1E4D=Qo$m^bdWB}tgY@0M>0s**G?_A7Z&CywqTN}WNgQY4iP`V`=
+h_eyL#RYhv3Pn8N*a!<1iKb#Ah)zLSY*xVS1yTo!{>=s@lM_pbdjpOcY5PqT6&)$--*eLCJGUmNvLi7jDZVSd#Jo<4$_V?e$0B
+Q|aqXf<miAK@`Ty8^Jd-=Hwil!Bu^_Hojn(IR9uH2YpZnsp%9=O5AW-i<!Q|rmLtaY<EX`rm;vifGsxVh_Kx{bmmVY_-vga9yJ
+ek>)y`9?b(L%Q)}8t(A7CmLeUex&?1x`WirLbvd;LBn*nVx+D}B#mh~d_t3a?d~P@5FnOR^|wdIWU8A7l@6{*Olc0>nnt43we^
+9yr5WmH#SIIopM6A@Q`k0EeU|7<n3M^Az{wE^H+)V!>f~1UiG$z9%0)LZT2mUSsI8bJX2p=vd$T~~Ki)asWqi`M>ymnRuJ{6YP
+_F-!b=%(Ju$jASL{y1uDsyCFhUyx7*EdTx@=tK(%?9BF29)s~pyNo)%|xB4e#q6fZ@hFYjbzUL$eMCF<Zh?t>rTmYE$8U+kdPm
+28g$KDL(h`~@V!@u^%l{&H8!yW=hny4loT?z={QAawX^}en9vS2I1g=)KU1M6N?o?v7OsAU_`Sr=izaEg?0PO}qYRq?ZpwuKuC
+5_VB9v+_c8EXVkka)eP3tj{5HzF`Z?>U{gIRqMJR!L!c<B5P3v<+V`(Q*I)~$H<7H3GvFJEy!-qzB|&F)b}eVna*r4Tn`XivON
+soAyQ$R@+FznvOP9}+gq{Fm+A9!>4dr93WLt6x|+t|vKcoI4wm0(NmOvOZMbt#la?Uq=By_r~RPGY>x<d6GQ4vWoFcOh7<3`AZ
+3N=-#m-?`t^Y+0S$cQfipSr?XeIGSPNXri>VGqcy)yO$!t7LP}3@@APCzzlplN-aQdAv7_PB<y2nh*zn2vnBfhk39PGhdzG-hQ
+7tr?E-f|$xy|CeZ%f(90>F6e3<Yu2>Si5O^Gxc!9Az!n<(Bm=BG=S$svXnx7agWGq|E>0cX#aKtXvta)Y<_#%P?`39lJGVckpM
+XO%BqY5=rEI-Y})>q)mJ<Gw+q;F9!}L?;c;l(e3#*<}Ud&N29JDJEPQfE|!zijk3AKsad;+ENBa(Q+Y|d{hd&oSuGJBIFCedG-
+;v<rIR~hbyTNW`)PkaNbbOPKXaTD-n2N=Ff@@;tJTu$(*XGai}tfcmCsK8rL9>|g?q8$kaoRY^Fs^~tuqd&mh}&h3EieZrR)Wp
+vnYvInr2OH6UCE;*KsN~Ef$CL3rGnpra|;M$;Bd>T(<h@FMSLexS?gPck$q;o*!`3$O84lm^5;&MJzv@o5Ucr)pwXX4{)RAUB*
+7`zW7zH<l18O3Vu62ADm)UgM2ZGUnO6}Ch^qwB<#Vy&c3#pjw@-cF>g1V9T>P~6g_=~pkK`YPPHdymBq3q{`(VmPu1moFRxl1u
+e1#|6M|CM7y3K;Ci&(ck_&Gv5(Q0$YHYmoDb<1y+-Y+CNgMOTtLrU#hhinUIjc4PT>XwE4x&P9IU(_A%77N0Ae)!G1Wi37!Kr!
+jT%*(+n9V&lD`tKazWfW3b}V1%7QD=JD|2nQCUw^^W?vUb08dj#7aH)3?bVu1;jLiba9OaDmE0?v8<R7GGa8j}^_EzvdO1aI(!
+Opx%b^K*$G-&iul6n@)c=K1(J?Sc*6?L(z!ZZdP}A1Uc<Cqx*P4HzS3zN68SIp{l%D;I9K$`?mSpiRWp#E46@Q~|QOqz+C!>sh
+sN1qeuelogQR`gW7*@%=Ry?Y!!p>+-`<y5RmTJsh&Q>0HHN?(IkPw~r#U0ue1eOp4^CuK85U8#g>$ZUdS*?=1jXj2!zWLlKA%x
+6b45nsW)M5h0+K4i}w1C@^v4jd5RixV(G%q25D9ez_j>eoCxM95%^AEjg_p)=q=2Mcgn5LF9>ISC}Ar)_AW`oS7${3YXELAX@E
+fQmX;z8uUy_x^w+KO<jD#fr(-{Pp_QFnf7+hv|LbMzzXze#!Bd{Coqh_wxKo>?uTHSh25@9sU(i2I3b`#F>-u{rmDibl7_()eP
+G*4E$%yqmJL=M-yVhicE*Ecv$`(v%>z*rnwF*F_oK*To5?ive@jl-V@Ol*xjfK(>2Hl+D34rjrF<h_+V;CD;WUI;O>_Vug7qi~
+`UY!yRkYx{K>#xYX;i*#U1)4n;Yu6dHxNZE<!5hr*czd6czWIhIp1<ya(-pL|PtYaj6H-l*VHTJ7NtwzqT9_zGg))~;_f>HB&m
+vWHKegNsVz_D#*GKeL70az%@GNmZ_P(%y=`nHSQlabW5Z+~}TeN{2!(<B*Kh07)x=Z@*#`*2f%8z?aJhf*lks^%C}?VQgBAP&4
+aungRsWvVb=vl)K;4Z35M<-SHUq#TRzPQZ;?N**`6|r`-cUqmbncR362)42}NXR$`bVs9zu6Zs&abLRDjED%G}2MIfpGkwytp$
+m)D5XR*z3{pBoldG$eg(Wwb>Ers@~ZRg$vr6RFx!E042U5eAaf8LTxAp4k;uLcub0AnRvZNs-yERyuU4!YUTD`q6L%2#~yT8Em
+{8qVy|=!Z)`(YpD@<o5QuR_@-U-Eq?<@atQzlF_Sf#RN)*dYbQjUal%Hem}w_xsquUT?~@NH(EJdE^Qh2hPwN$wv37u$?gE_yv
+aA7xTj+2vF$M;_Zj{4YeMa+tmkzS>|v+LRtaQs?BFiq5aXrYsYX$<vweDbLh>*#&)G&cV%|)xGj6l(zj37Hv{YIwiV;om8?fT%
+ZG+cCH6oRCzV>77IaM~cZAk}j@tpkSjZ9X?v0NFNm?%FGlaIR~n3~M%qA99zs%NPB-bGipiN9LJ(PUO&r}b*k*~T}cJE(D5t4C
+MX!aKXMX$7^1857??kXecyL1{@$;v8c6sU5a2&MqvjiJdVz>=s%C?qVRvwnjRuXc9<L6%J`<x=x-(Z;dIX8ixrhbXp}jr{~4jC
+YxhADijKpaaT>5^4c|L9X?3mUThTbO+%H2(sxrw#xT5r>a1vsD1W4B&yF6uy<-fMRG#~PF<bbiiG!bq-jjBJVs-#x<=<mkcibr
+E3AY)p-<?<(gicj2vkkS7xiXClPXWKV_hn-Ih9a8)FiC60g87pMfoNom92?UiPcfzt0CH<qXXmDZO}xLn*pYk4Ez@T<<|xO&z)
+9mO%~v*)zL?77ahT%FcTMHk<%rX5+jfJo!yHNg=9>)GUGbc)KgE<U{ieahO-oG@nOnp!eero@2YZs2nk7orN=^lWy>g}@&6ahO
+2~6=<Z=e~uuW*z}fiKyvY}gzMj^IEJGkeEV21)Ph9m6!XiSbw5vQAbjnPXf+b#_!_B%EL!Y-y|{YE)ekoWN{b{hndvG_sk_U8#
+v9pJ8WoM~k=jy;(u#TsUdQHSG~zIptVfi_y_;v54Imb^~bzmaSq&+rlop#@0$a^^MKyDaGwIGnOb#Kc|XIi)t1CrgJ>dqAqL8x
+uD?$Tbz;c#MMdmY4dN;Y=#`+6W?4BY{W?RqIoiM+rMmLF1Df!aO<!ES=|n`P}{l0tPu^-w2qV+Vy?1>ESvm$M-NF6h{5TvpKJQ
+3tcNs|HM^ZR3!gSfc;%bkiXS^KlNI5oqdWKsn=TzJ9F_(<<jtxp|5(46XUt-Q#`RY%<F)!Ks$BR+hvc&!G{7}vJ=4-DmKa&;k8
+IScir~~nEbe<Qroq59)jxbM*k_}J3=}jS7phyh1P-P6#q;0VR+}eDKu7~eYZP!LlR_zGu`^wMTfuKZKa)ZDg6gVDu54d!XHA<W
+U!F+6zJTZ+%9(6gq<kuKNXlWL_i_isVEDa3cbn;l6C~pIn#!t8M>7HjkE}y<aMlj)Xzk9OViVliQyZlYW5+$}x}@uss$&kVK~n
+9WUVk=5FLZyNmh3s-JEqQWh)^BaW{a1anx*9z*f{1U@D_7Hh`DW;gxOGl#?`LD=Ww|e<kL^KMO*X>q~R7dZ{DGxmm8P&eY-e0z
+K+4?8x?YJx-PZ5s&T7L5v1)KKqhSH0wpX{XeHOW$g%1JC8;`sXSlgJNx$0cQ7^)*@^UY|JR$IA1XV$Ee>B(n<-)eG)Rroq3D7>
+<!@@3m!e(Eh>~7$1?w0(uebsR(ccdYvO1)P$c=|OwCl_eSS|uI+w(VN#*n$_p4@|fI_En~)(>$*%rf8;X>IR6*qJcx)h4n9?Yi
+w!>8&lP7H-jsktPs0mo3>*r5e!JkGTsuBrGpN%Bj3Jg7Piuno12Rd{BBkwQ=oF&Y?RbpX^5Ud**R=Yg%)rwIn{PtKQ`xyVkPK^
+Gs|nzzUY3seX6#?Q~yeO0+yEe`JE!t?XPUxSJtqCdJGn|io46`R3)#rna*wJ7zUKR*F(BY)H-r<S;r+_LT#`8J(XC!AM;&ztXO
+U%PKL5EqB$#-<7-vfDTq1?vL`Y9WO#4CyZ-vT-1yp?uj-=Q7ltE}oWkC`D`3zpDgJyjvS)ev(KxS6-F=y+o3DP;Zfunfypgf$x
+es-%CkchS=QVg`R-KIPIqR;xK96=^M)1qXVPpN~x*LD{Wn>dHSKV)OF?=mOzsbz(_Um)wSDAyqjQq>&H|G8_@;gX#QhHx(Z@=l
+_b#IGT=D>XoPsa7!m-$u0s{1YPhTZRV=lP9Znb$PG$ow+<jbAm?|1wwH{n@WSPfM%4@@mcEkS`?tR8C>599U4J>r&er?#sM;U#
+9;0^S|ixq|JKJS?a+h@oSR!gniYl2AfxARVRG*?wHo4;uVJoG2xCh0SMa95Ppt+Q_TFbvElMz;jRV|I&L_G`inkcy=O<f8ve5O
+$c{lhu3s!+&rp=O#r>1y>SZ0n7B%iAOAmohm4v8p5yIeh?TvtjR{K6if|}?2oU?Q5aa$ZOnWT!UudYiczF-=z3aae5at$NR!pu
+;K8x>3;>xg`Y?c5wzlBMhLPwTq|mW>4<vfPWPFUza!662)fFt9?XA3HJcs6-|bPEV04q-w0m1h53JcZ}%QitdO>t2p9N3fYVV!
+S);#hm23}Wmfm|9UJNSne!IayAIr0XgS;b-M-w20NU3L<VDP7Lbb*<^<h`5K{7p8b|Q9hJyB&>9NQw1+J$Ycc7yn!ZA2wbwXYs
+x7n`Rk4H-+>8H<HfbunL@G=)qEQ%axJfXh1uoQLWLhO+s{;hrLwD#XxhD`D{tE=x=3PS(@()wMG4NDMxE^dfI42fcAO%UCVL3Q
+e|d6@xPCf-GEokQH?MEy){m+rvb>u2Sq_zPK`_zB)$=*2GNz=E^|BUR_#GFkc~E&M#NB-=<?Zc3x^q!bMYlMP+vM^~Gc{o06lC
+b(K?ZXtQT@4k>JG?ZS-&{%BSfTB+4y_|wW3*ONfI;*@t?de(98x+Dqh)P>6x2gEvDGIpS?y=fJ?(I(f?(wr_4D@+3@#=y0-(`_
+%OZkW+bZddJD9w0X}-VfMlBcyX}7+|#;dpb7rdp41J*+zE7mCI)FMZF4*K~yT@?dcdbs<#&KV^~}xN6h8|{7Y?lgmy-$`I&xk{
+~O`~MV%AbE<w#ZO-AiZ=Az!XRF9fiy&tup@om(ZK?Q0hfq)wPaSzJ4m4!O_Pde&e^iI^-zo((jQp-@gB1%!N{RC8QH6B%u<)hN
+4DNv3Bc+|u&1GS@Af;vnWqJDgzfht)=LcM2aqqe-0iW+FnLG^VMqY8Fbp*H=s9@Sa76BWJ)V;a=Rg++CuY(7Y>#esHX#%j)fci
+s>ohH|5PK|0y^jQN`AMN#b=l+_sKz@jr0U2ePOh7Q+NmB+~`x>H9i-~O@jpAqdQ(r9*dh9vF4?v$G?eQ}2^B;2<b-|86dYlt;E
+mzB0%dp)AH)<lu5+$Wogy0PZ1inq}5(bU1Xgr#}dO_^`!XLTQ|N}Cg%cQ#~OehE%Ouyb_7hPnKvHd*nVugO<!Uudao4Y3E@J(<
+?}`kbdsudJFD^DY%<qAQaDtEsexGLIU&*%Ee^Kf8p8u8K|-RU1<VGomWM)e`Ygf6z15ykSxG?tR$!2KK`4Y(_UYzwO;}PnuI~T
+&}!O+8{8iO>(PxB)uwQ-$56}Q_3yVX62qS2ON=H(}sb~nQo&HuWL+NX6aR(yLQ{kEq#N!iPo@S_#b4`O^G-(<fZ5@+m3zq{e@h
+qbQ!X1PhbKkqUYkx>n$x70goCSwcd4p#P$BQLbeQ-n}8S_Xh-%5#EA;gg-wJJ$zW+STJVDzU#l7)s+h!01NMh=ww`4NTZ32L{8
+Dq}=uvJ8B{pEgsVhd)7L4+IiM78)yEA=u#QJwU>ulsr7yem(rU|ST$2u3H&yxjFwS(^$s?$o&E;}`{LO1AHwJn+~DV(&sDyuzf
+&!kJ;ai<B$1sdY&e9RP*{4ve=*^$L18>8a3*l9dNie@L{RwF&VI&C1zoOQz#yOPphQz!W#H_z$fElLHs(t2x}gcs!0s5v=Tl8p
+z_wuzQ!9}B^g(oY?`o3r+kRV&U)6mv%cxj5i6w{$SOGa_EmA|VrieUpb5rfGn&QWa9#s50^o;_qBx#e<83OTN1j`Q;p8+|qvzV
+>wvKZNNsCXIf_R9F2JyiS4@WfE11W`n#8+t}xgM3b~BgI+wa->}zLsm~{h(FMB8ErL!%#jo7Y=Vb{m)SW5r-Lr0o!j9BHTu-Nk
+^dL)J*Q@%6p{|Z{zvaS{}!`X@qklZS<EL+!OeotFLP9Jq3qFJK(1TOs@bhSZ~a_@G0{(ehn`$g4z%Y>CG<4}A_h&$#B%dtb{$L
+F1%Fa^z4wi8vjE0v41P9{IN2WtYDA{JMqP}rifDp?Nm3vs0iv_^S}WIw;$delQDWXxf==|tr=4O*sNiR65c`6ZX>cteuJ84_#A
+RWDlAia=1DQf!!1j~k4`46+glbgDbc(s^j%PvFP9jA}Q=sv#w*ZMn<PN=D-NArq!zhE*{`mpXY#YS$R|oF|^&+i*HcuE5$^uVt
+s&R<H*58v?U0wJQP@a+h7Nsx}e~cwj`bE@o#-8or>oF&WPTg*~$AE8j)#a^`KTMDAKxh$C-pa6E;!M2u0@m!+r1`53KWhVqB*y
+8nyO2DuC^oO7Dcw1pZG$x@sZt*z0U0x;tgz=Y>;@e3(ENL6^fBY9(|s(i~8+1U%9ZeMC`yd`)7ts4!`2T$pgY)<n%OKB^u0jbz
+#vYeLvurF;a>2D@Iw=siNRbM$PIYOO%!l0HKzR;00=@ZI&^68SQ;GUK`qVc@e^3xt%qPR6Xt0!QrD(7@q`f8CTwOW6oNxrh^Sk
+L4>d?eXP5XGwkSp;qtO(@X{$tDtk#T!jkk8seLv4mDzy~hwt682?e={t1;I_>lo(xZPjX94B0Nvc+Toimo%B*Lb3gciQ>Ia}Pb
+xX2~ay|62nxTP(eA6%|VQKdM;$ipV_Da-^jT)$Q-%S@Gs1s8C008pmf6y`SWVFSi9Sn*6diP5+k-5i$D{LfgOj4!*jbR_htdsa
+(s=<OG1$zyGr15Qop_-k|I>2ZeoRH<%MtG@V@9hb1W=S|{t<M$=+&I=5e=%fat0}!fpSq2K$;J{MmUk%!~JN-RuUD9;pG9tG@T
+0TBuPY$e4@2OPGiO@*Jv#T}vgiIY@(bmdtCWi@X2+MDTu(-4|W1?iH+OjLWmD@R*5=XY`SQ24MAfK}_%(THRkfvYAF?>?{w?-;
+2b~tQR;7S9RDqe|m8m_0=kLg(E>*^+{iKOA+%hi*n2Hu7k;|Z*hr-`6BiOR3984@|*rG-f+M@FYhBug~u*2wc1V)lY?mRdy4#3
+vQqajXcEo*T$Z4tFJy;s{katZG3f=;RikU>Fsdtd)IIXK^cg(@c=5SCPUb+>yxT*yKYM**VQb&>nEpC^n7rmD#F00cxorX|R}c
+#ZYw+%}zrrDGj6X6rv;8;4*}PGQP=F#pY-jr^H1;iYPsK5dZ4u+Y>aVEvxQj?`oVcGZ^-c7l+RD9t_xK!_HMlI76XLjsbn6K97
+rzSeeoW^5+~2%c?W*h)Stox6yfXPp^p^5?0R1T_hHl@JBbYEvAj7YpP8u8d*TnV<kf%A9Mjy+f}_Gj-n#;sns=|D)C=s;N%^Bo
+h%qg+TXmC8LoDKXVbOrF!tC9d0`G``h?QLSvR`ySgk>+*S*47OEe@6N~rtv9`X^x%6JW--WgP>P%3B=P@>xumY5Ni)cTohx0N)
+?GYVQ2DWQA^g0<sW(O84|6Jt(Igx#T6*BTPdZ00FXu9keAd28>Uu#MwomQ}TNEmx#3YbzZdOHt^6=s=f1dbmzkac+Vz{P9a%1D
+EA_iljL{l%g7FcZ~AXd10pUA#~1deFe5lq<p&k-S{sT-dp%ebo-#9sPR~0K8v5m!p(p4ub*zSAL#4s7t~!?zL;lu%@8tT&?n|L
+>)%aPW5CrS*B7D81=!9Njm94gn4XMUCO&z;-j-p|O(=_`#o^?#G&SdZgJE~_sd5r2hP7I|LdD7@r@S62baXWULpdfxJY$M$lWj
+!l<!fE`xBEWF=$6d;;5<jbc{a3iy}p+!&<vJ0m5~X<V=1dcQ&ZR$Rp{3-+g6fP!c51h?^;vbc@3mN!%M4&?M_kdH=lnMI&q~=k
+fUDf5UHqIbYQlk$(T*5E_J#%Xgfg~Pm=<gl&5-7Wj|R_pL}x^wK2(sdi!=4YDuaGwe<V<QS9<=)capKQCB`wqQJ0j)TiG#Q0K4
+OP)m<Dqav3cM=c%Ep~i@9sKucc)X&$Qs0-6vDEo7LsF!~}ihBNZH>&7%Kg!0pqFxU7p#J))1-1NpH!7L#Kozj<C|ci1)EQL=>U
+qm44MiBTk+a-z@1r6dx4X({tyb*Ksv6dRfYwxqg(6TYMD{Lcd^T{1d4kMolLA#?m2QhJ5^KcGe>-_sW)T0}rn-HXEe8g5o^0-5
+Wsh3@zV(Q`R$=+zuD)tl{fgwOER8fy-39E4uDPCcB$*HL4Mp}Xxo68&;ZZBOG?gKBqki1cUMS+8IP!x<!3EE-vq8Xd`mO^V*zZ
+h=QR?L)Vvb9i6lixD#cJIF3oE<4p$zX)^4uYF2*A?hb(VcyU1{5C6OnD_d4XkfwvrVVG}ke9VSexFa=cV<_Iu2X58HIri5MBb)
+ELJD+OQO-I6ewwi&Ao~R#mEQIozd&IA=YQH^&q><x1?%dfJ8mca~yvVw5(W%#%qyaXf5oPbMyzvIwb2a*2t8^bd~A+n-4{Y~ze
+tDB|wQ%eB%0qe|48BQPXnFOmtL=9W9rBN9+45*p;}F7sRVq1*s2@BF2R8v4!H>**gx8U{T4TklA^`<ZvosK`$(F<Y*3%g++3%7
+Oj7{C1&SmG^#>ODeKyrL3)8!lfiTm|N^dE|1t-0~Q^-PQmk(-s4-)zak@KgWUq0tJ;_r^x?|O@0_(DDY`%=zx%z_di>?xou_o#
+ymsvn*+Q$84#`0~kDI9kF-W1nTAi4R!|py=T?{M|{d0b_6HRRa&V_8FaWpI@S2_GabcYULtx}b%`N?8+Ft^(EgW00Kx%1+&HcH
+-4KW*QXxqWS^1?)dBx-;)u*YI1}WkI>ic!2e=V}`;6O0<$XZde(HuX?!+qZuAbRpb~+<1<(#he(oBQMkcjv?x8s%^RYsdRoQmE
+0MA!GUZNr|An`xyFU_#VN1V?=1HhYU9R{c^$06ntq$G&vUMEK*9&t$4-606XI5qHGxQ;aIVxOWnt0x_4$Il<^elRLTV1!)B$Bi
+;h}rprYOI#L%DjI{3HGFwt|c4$4CEN|rbU*KesYg($JS;pTF*n<jU&y-uB(Zltu+VG;Mnv3$t~)gA0^pWC$5*`N48-}(~}JbV-
+(U<!A->^Ub1Sc>+|(lXLK({t@~g&X}>m|)5=X%-#GVzof`RWf$F5dX>2@lF60y~D)Vw>bZ?-to~<G?_KI+qoSK6quuUe&z_Iu2
+74y{Or=94Qp#?UPG<k-YZIrpOQVf9R8J@GOF3%Vb8gp0a29vDwpTBh`7s=-s#)-S_PE50rgwj31cOiQTO=|m09Y#D%;w;>q1G<
+pX`MM7}Fdxl1Qo)YRs3EWmt%DWYLL}d7m?SV^A%_cA_eZ(p`sz`;g~2iDg+YfvVrLZjAg?)Z22EsEzjsbIByrBRw1%pa%z0Hm#
+!oAJ!>s!eZHzkWCMV&ftld=_Vmd%zuzx^$x=9DMlsJ{PIPzkU@+oEla#V6&9LPvPJKM^Mo!yf9O-Qj5$p3_$_0*(1DK)WG_r(v
+EBsXQcQvHeLZai-!$8M3Wi9R>bfMXb9v1=Rav$!eYxW8HVvWmf(LXv6{;9Xgn!c%;JWb@RqtqW2N$?g@r#F<!oU6iDyqL8iN3T
+yIH-=5rGr#l_h*``K_Whqh)pwtTiMd=q7{)}m07I&oW0w(q-KK;iFXQE7+B7&HtaHQn)Pqi3GGk>%$CsXQW#sp`&Ksg$ylBM#H
+KQy-*8L4mHY%W)G)|^$@R<$)4RMTB9yA;r&F&J_Bxw2>)ovY3l@pF5|dSq%XR&vQYS!_~{fE<ioP|n^H!1{n>nR%#8r<vM&5p7
+cEy+lG);H?34t`Zo<mWbj^ZfUwR?n7it^?Wstb3-$&vL}{8J8VcoE;kAaMB7Kd+c({QW&M|P8i7cMhLJJtz_|lR^0J6g7KJ(6v
+gEkz=CcDPGmx05_(^_6A8tMJ%-iW$0z)aQ5RsRZEhO%?_6e`vrQKrVIi|!dDzV$5vPz4y&ku22p&w*Bhtn|ns+u-QL%(#e|E#l
+@Wn_UNj;?NGXo#2%Bv$n(h5Ear<6``Eq?IQZ7$ie>$^{dzn9~1L8Zz176pdzjMzV%tl&SUE4TkWOXD)V67s*c?URk&)^ANf&D=
+N2@rxF`0w@LN&fY2E%9!HuPdY+DPFb~k=t4!|jh+S6Iu)f~DQI4hDOfA{il&yT%d{AOB@>0YZQiX<(N(@@KKZ<X}2&yoG;gG%Z
+7CvTR_}@s{jYhzL)--6b<*hOH6wNM6X3L7>JW`pm(#4T;b-ZbSrMY<P%jq}C!63dyVwiBTze3`}SUMdst0<*@NMy%+5wkx^YNd
+=`;jG=2ZqQ#)$&o-4GS*NwT*KD#9U14euAQ+nb|Q~d*Z1tLYL^eE%BjU$60+a5fPrhct-xSa<RKM~oG{guk916>Ha|HkcH%Heq
+aR@J;l8)rzzTvs9IoVZ8(R$JgIr>u)ohBWa#)O9=UOX+7^iQ2(OTI<QXgD>b*&{=KThIF)$vFtkyzv|{_!aF^rjhK=;W=&s9;U
+E$ieB#98nK7NN$>xKUy5hVlGz&%q-%s5Usi@K7zH79RaZpV_Uf3j4`uyd22(TRlZWE_Ed9q;byTxRm2XevMPhDqP<v57+XUePE
+u(k^Q_Bpy##G)y707~Nhw|5%AaYKW#r(cQ~^QJPfG3FEsXd)BKalB;$YnBoEgA6oRc=u%dyNbzM2VWfyvoSBQERE&W3KQtwEA?
+#V|^o4PJM-H4OxORJTN})o0CS^98}mDt3i}h^(5prx7zl(#=`Y?Ru6LAK7*p03_%jvRX`5_F#I{z;l-Uq|u0Nydt-g#yM}?G9)
+HhvBxgD93e;QouJb_c$JwEh%{Z;YP`KS&hhOu`F?%FX^zl5(Rfi}*piTcG0SAhnrch0K<1_sb4{ur+J;x{EomiJY`JIJaP{@h{
+ps5i+Z>qgkgPS*O!L^~kF)IKhR}=@+06DE^{yAq(&CGFTE)x5Lti0AR-|8ZAdsq-B_dN08cX~UH+Y0$NZ%HDTe@5H*^8+pX+`g
+o-0QsYJS%apSTNM&jKjw2(d9zLd7@<;U)IDPYHgGKAPP+)qyu>KtNV@B4a>fFW!JLji#Fsw>#^igu1K;Q;?TKT6i*#wO!+yAc~
+&!>lxZfXWqD6FQfKR-$h{Y)QqF_&cZnyyRCaIFiYnT0W|cW;HW`rMEJWvbWKJ?tmQ*P{d*PkJEz0a=f?@ML&|=szwO>eXGL)`L
+J%*{WhvgzyDk<gL`E3L_8aooqCuE;CM}VdewQ)q;z_bRz&4d}e6r_QhpLHQ(r*UAp<GUoyo1+|Lep>5ITxH697M9p0*2T(~N2M
+8Qx%*^O{F(|A1w{;O)kp4fYWrBZE8g0liyL|R?%QT#WCA-aXR4Ol{nPZCli7la-X+MN)z=S-zFDYIkobpgrg4K~kQ&Q+*6wWdz
+7?nOdYN*SofB#6A3~-s=sDv?XAC>He|JS5d2Q{&RmJ=INj%UH`Y+<Y$sa`YUz^Sx+0haJWaV^L<3?uRja2EbvStJ78-ion3G?Q
+_@k%R6B^BGpG#5v6or8L^E&cc+Y9?D&D?$T8P5=uaXBkc)38xBHhH}$5d%tt?XOgn&Jdr)F+lPLLQCpmo!p%w`YQ^`+A1EU({<
+%I9wpp4#kX!CTTG{-yd%K%4Bq}xKEh<*bKGSZLB*|38Qn5%C0W=Xw++n0KPdLxzs*DTyypdzTiEk8HCs#-<CJvunMdVv8VS(%r
+bHcn9XK5!`cJ_GCth?)IZ(1!+AAhg+xX7_DQ}wpcP8_ITjTC*IwQ=+I?#bc|VM9Q-Q~Xrabv@S1+f_up5GT+8AJew|-71*epUM
+-ECxS;D1DAwCeXiwwTz>BvNugx>h5p2_o}JmRMu&32EX+#&NU7SCb*MFs(qL%?QYyCvXk=pssZvTCnf)0uowAI-JS!rW;;Q32t
++kx$h})ZGAH6eu){gpE`N)!OJO5rDHKfR{7g-M{pFbjti6v(AuZcob)G&`V)$xV92EasdJt5Fcs(rPGk9k$sADcD7W5%6VTllU
+)Qp$|xAZm-{NA%ugN?w$#2CcyoP2EODkd(|<^ZJqW@mdy6z`WL~tI}5XZ%WRKI#8r@RB_mj@M=>qNSaSv8)>sA=ggA-$T*s1Ui
+<C$Zh^wWY9%Wp)A;sRFPYRoj6B18JvvEqGvxMnCsourHB?esPW^F<v1L3fw>eOhQ{Jo`%{$bxz|6f_qDaf*U7h=0@8I?5qP0t-
+oF3&`19+~AfNPBt%eHMiZyf?}GkGrYWI(b8+k&sAF1NgUsdVhp4B?e^bt_H8>`fecv|Gi?(I+b?0b*4WT9?Y5i!_4C4I#Q@LPk
+xc2<sHLory&1Nj<4sllNPkYyQHT+9l0HHh13DS4TvP03onNc~2=gYhlakx#fZ12Uv`woMILAR&$ta=&7HxB<IsuOO9W!&k!qQ;
+UUR;&Si5lvq_ZI4VQYXyS}x=g6u+2RQgW=o186VsT>^^xzKS=;~c`$L?L&@oSWHmtahGT;>Idul2zOAfhk(rSCL!|H&0My6paK
+~xNJ(D&J>}V$yR??Hu?AA&KZPTluhJ8qb|8+(NWfB%A}5rRloi5<YDs)<JuLM&xZEavAOaDGDeF)4$$8yZ@s%vFI~{!!V6Ps15
+8!#v#vK3E=VxAneLCV9gb`h4L|4@DAo*!hpeXyMbel6WNLcJQr?Ww%A3rtLhPzJx+ksY)B`7(T`eLWCLrF@+FLv)`t%fTLs*a$
+6eg>Q;sKtd3@Ke%SZxf&<;i8>NE7(a9CM`Q!cL=!&#A4^$KhSA7tebls7=?oy*-^5W%1NqocGWrKNv|7HNduKzs&rJt&BtMB;W
+Zove(MgAKHko^(fOha=nG%h~OE=P5=H(*->uKUYK#bY0kXxfK)5v<hen>ybu>wp7Ew9!(_ZZFvGL`UiMq9k}dMeix(~-T}12zc
+_pc>+foHKDJn=@(`vm$=_nFCRdcXrsg%hOV<Ia!Bg;>}f1xV{@9Lb2;c8`O9ouxLk!Mnp^*Z75?<WFc%v1MDtK*xu&}An3EsZ;
+eci5PkTD&qi^1Ni{@+19nPCcPKLV}*D3X2jdtN1@ZvG`l@!4R{dY1uLsSDGbs@T1(UJDNKY;h2nP)YmK%vDd9sLn38IsY#Wksr
+$z_bbQ%?19J?m<g(Y1CIvqweWuc-s_16wo~L)eh+N6GyAsnp=GAG$;LNuq5}QdPbh$rBuuCNhkn*YQc6W?<{T=JtzZEE2%=3C<
+oMD6`JEME0o>Z_~YUjs+Yc=fgth1IgOJk>}1-vag%E72`s%j7)$()gbyGmk9N_baf*UXY$gGnr%HI!GmhIx-ycy_d}iCb$157q
+K2O!aIzhbudGhg(k#KM)&~JvFw`f&C=dX|jlVx0))0Q}QG`aZ_8H$js_`cH{dI<c6I!okE;J!wboNN3sL>z$`F28Acp?Yh|XqR
+JJl><hDu2??LYuXXPIp0m_SN=7Ve`HrU1F$lOBZFd$aRRtOeHgvr2uH!do^MbIiV2Q@0gkVs;hdySl&s^=!kG>w{ICQ@oh0)&Y
+M4HvADlr=e0ip(r>k6Ems6b;4apCx4&m#ZV^nIr^2M<iQotEnu*kII4w4C#{j{k@dsx$iwqd!sd+aNd~W7JM*X+&Cj83$1Pkl*
+jEzoB~JW5PL|{YFDv_Q!8C)C2K_bDYKh3-2}4uX%qGklZ@TU1D`2B{KiSP=jf*-QC=i@ivctGy}6sY{hWPBJHPiy(-uuDXi7~@
+Zhq^hPtR7L#LhOcC$86@e)*WFhIBM_IvBfjk0sQ=8+<E|43JD=)j};0#5HcMOR91Qet7Z#BjXg$BXta#awwS%yW}iPw;`W%ZBX
+w_iWu5jUb<`9L=N@mYqKcE72*t2_qgs0VYjB)_D+k6tQnAbB62c%mh6!>I>s@@>}R$u>pK^@EQ^>q#;Tm24e}kl(dAena-&MB<
+gYe{_1x4n>za71(a6d~RVhIsOC`xAoYu|Vi3roq%r9NI_d#-v`>^)8z*bDD`CQ0*#Fkd)-r?0m(||<u#S0Ojb+nrsQ9k#bRLyQ
+@y!GbK5%UGSEBCAnuA8<+&AWozcqg*)pkyR;vqRLtv0Szlr*^)8EMCji=vq5Lu()hQ&l}@?WYW%clu&>l2=Rg0`m@H28ymw#!P
+Wc|(rn&!cgwox6zjJYnJ=dC+OBAK@%R_cJ2f-*-2^R^OI+-bJ*Pf3)zxB1YpQxJ%D~vLO;e2)vZ?~uM&p#_g6U}<cZ-;!!SwG?
+S2^}=)}xX7Pu=+XK?O$hMHgETXs^q)s70}uHQ5Z}S70Ek-AJu^C882LI2roJvWbYVL)^|T)uKMbybHxa)x*kk{nQ;n5;AE;V<g
+peo>z5~L&+}^bBHgjH7qxur-bj*B_<F5TZ#)3aRAU5p709uU}o#-)3>+w1m;M^$;8M*c1~HQG%<envAqOYa=+|HgWf#97r#;#`
+buZh50foS<-BlFz|TGEy+LgUuZVYU$s1frkCe`c+oht~UmU$HW@h6!^|!;>J3}HC%};6=XJ6$E6-t(p!pYNXc8SQEB>B<XqsNs
+>_TNlv$Hf}ap6g4fQ||R=1>*kK?hK(CU%85^xpoEhe{Y>fE%~Y!rLG!8J!||B)xYWn>gv9qP*42$HR|G}Ar$AYJ*XbRC~C{x%c
+y&aU!ZO`jH7;@F^T#ZHHr#f_9ZG~(>c^r#8K4s^Pi!<nK^~(J#ie>g!u<*chE<u(;tqZK8gPXRWmh)y7S2hYRj{MYqgVCQ2!60
+@eN1
+"""
+
+if __name__ == "__main__":
+    # A second file that imports kshipra shall get this very module, not load it once more.
+    sys.modules.setdefault("kshipra", sys.modules["__main__"])
+    sys.exit(main())
