@@ -3427,13 +3427,24 @@ class Block:
             k._control("end" + self.kind, *self.operands, number)
 
 
+# How far the constants of an operation go: bits of a shift, lanes, halves, bits of a mask.
+_LIMITS = {"shl": 64, "shr": 64, "sar": 64, "shl_i32": 32, "shr_i32": 32, "sar_i32": 32, "shl_i16": 16,
+           "shr_i16": 16, "sar_i16": 16, "broadcast_lane": 8, "extract_i32": 8, "insert_i32": 8,
+           "extend_i8": 2, "extend_u8": 2, "extend_i16": 2, "extend_u16": 2, "blend_i32": 256,
+           "halves": 4, "shuffle_i32": 4}
+
+
 def _add_method(op):
-    """Give Builder the method that appends one `op`.  Checks kinds, so that mistakes show where made."""
+    """Give Builder the method that appends one `op`.
+
+    Kinds and constants are checked here, so that a mistake shows in the line that makes it.
+    """
     name, lane, accepts, sets, updates = op.name, op.lane, op.accepts, op.sets, op.updates
     n_operands = len(op.letters) - sets
     has_disp = op.letters.endswith("d")
-    vector = op.letters[:1] == "V"
+    result_kind = VecReg if op.letters[:1] in "VW" else IntReg
     like = 1 if name == "select" else 0            # the operand whose lane type the result has
+    limit = _LIMITS.get(name)
 
     def method(self, *operands, to=None):
         if updates:
@@ -3442,16 +3453,28 @@ def _add_method(op):
             operands += (0,)
         if tuple(map(type, operands)) not in accepts:
             raise TypeError(f"{name} takes {op.letters[sets:]!r}, got {operands}")
-        if sets:
-            if to is None:
-                to = VecReg(self, lane or operands[like].lane) if vector else IntReg(self)
-            self.instructions.append((name, to, *operands))
-            return to
-        self.instructions.append((name, *operands))
+        if limit and not _within(operands, limit):
+            raise ValueError(f"{name} takes constants 0 to {limit - 1}, got {operands}")
+        if not sets:
+            self.instructions.append((name, *operands))
+            return None
+        if to is None:
+            to = IntReg(self) if result_kind is IntReg else VecReg(self, lane or operands[like].lane)
+        elif type(to) is not result_kind:
+            raise TypeError(f"{name} sets a {result_kind.__name__}, got to={to}")
+        self.instructions.append((name, to, *operands))
+        return to
 
     setattr(Builder, "_op_" + name, method)
     if not hasattr(Builder, name):
         setattr(Builder, name, method)
+
+
+def _within(operands, limit):
+    """Return whether all constants among operands, or in a tuple of them, are in 0..limit-1."""
+    constants = [x for x in operands if type(x) is int] + [
+        x for order in operands if type(order) is tuple for x in order]
+    return all(0 <= x < limit for x in constants)
 
 
 def _register_or_int(name, position):

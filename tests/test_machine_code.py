@@ -485,6 +485,22 @@ def test_wrong_kinds_are_refused_where_they_are_written(emit, message):
         build(lambda k: emit(k))
 
 
+@pytest.mark.parametrize("emit, error, message", [
+    (lambda k, x, v: k.shl(x, 64), ValueError, "shl takes constants 0 to 63"),
+    (lambda k, x, v: v << 32, ValueError, "shl_i32 takes constants 0 to 31"),
+    (lambda k, x, v: k.sar_i16(v, -1), ValueError, "sar_i16 takes constants 0 to 15"),
+    (lambda k, x, v: k.extract_i32(v, 8), ValueError, "extract_i32 takes constants 0 to 7"),
+    (lambda k, x, v: k.shuffle_i32(v, (0, 1, 2, 4)), ValueError, "shuffle_i32 takes constants 0 to 3"),
+    (lambda k, x, v: k.add_i32(v, v, to=x), TypeError, "add_i32 sets a VecReg"),
+    (lambda k, x, v: k.add(x, x, to=v), TypeError, "add sets a IntReg"),
+    (lambda k, x, v: k.dot4_us(x, v, v), TypeError, "dot4_us sets a VecReg"),
+    (lambda k, x, v: k.const_i32x8([1, 2]), ValueError, "constant of 2 lanes; needs 1 or 8"),
+])
+def test_wrong_constants_and_results_are_refused(emit, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        build(lambda k: emit(k, k.imm(1), k.zero_i32x8()))
+
+
 def encode(emit, isa="avx2", abi="sysv"):
     return kshipra.encode(build(emit), isa, abi)
 
@@ -809,6 +825,48 @@ def test_refused_memory_is_a_reason(monkeypatch, call, result):
     monkeypatch.setattr(kshipra, "_foreign", refusing)
     code, reason = kshipra.place_code([b"\xc3"])
     assert code is None and reason.startswith(f"the system refuses executable memory ({call}: ")
+
+
+def placed_with_fakes(monkeypatch, platform, machine):
+    """Place four bytes on a fake system; return its calls, in order, with their arguments."""
+    page, calls = ctypes.create_string_buffer(64), []
+
+    def fake(library, name, *types):
+        def function(*args):
+            calls.append((name, *args))
+            return ctypes.addressof(page) if name in ("mmap", "VirtualAlloc") else int(name == "VirtualProtect")
+        return function
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(kshipra, "_MACHINE", machine)
+    monkeypatch.setattr(kshipra, "_foreign", fake)
+    monkeypatch.setattr(ctypes, "WinDLL", lambda *_, **__: None, raising=False)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: None)
+    code, reason = kshipra.place_code([b"\xc3" * 4])
+    assert reason is None and page.raw[:4] == b"\xc3" * 4
+    assert code.addresses == [ctypes.addressof(page)]
+    code.close()
+    return calls
+
+
+def test_windows_memory_is_protected_then_flushed_then_freed(monkeypatch):
+    calls = placed_with_fakes(monkeypatch, "win32", "x86-64")
+    assert [call[0] for call in calls] == ["VirtualAlloc", "VirtualProtect", "GetCurrentProcess",
+                                           "FlushInstructionCache", "VirtualFree"]
+    assert calls[0][-1] == 4 and calls[1][3] == 0x20, "read-write, then execute-read"
+    assert calls[4][2:] == (0, 0x8000)
+
+
+def test_apple_silicon_memory_is_written_unprotected_and_flushed(monkeypatch):
+    calls = placed_with_fakes(monkeypatch, "darwin", "arm64")
+    assert [call[0] for call in calls] == ["mmap", "pthread_jit_write_protect_np",
+                                           "pthread_jit_write_protect_np", "sys_icache_invalidate", "munmap"]
+    assert calls[0][3] == 7 and calls[0][4] & 0x800 and calls[1][1] == 0 and calls[2][1] == 1
+
+
+def test_arm64_linux_memory_is_flushed_before_it_becomes_executable(monkeypatch):
+    calls = placed_with_fakes(monkeypatch, "linux", "arm64")
+    assert [call[0] for call in calls] == ["mmap", "__clear_cache", "mprotect", "munmap"]
+    assert calls[0][3] == 3 and calls[2][3] == 5
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl")
