@@ -54,6 +54,7 @@ import random
 import re
 import struct
 import sys
+import threading
 import time
 import unicodedata
 import zlib
@@ -2344,11 +2345,14 @@ def lane_sum(values):
     return tree_sum(lanes)
 
 
+NOT_FINITE = ("an activation is infinite or not a number; the model's weights are damaged or its "
+              "type cannot hold them, so fetch it again")
+
+
 def check_finite(values):
     """Raise KshipraError if one of the values is infinite or not a number."""
     if not math.isfinite(sum(values)):
-        raise KshipraError("an activation is infinite or not a number; the model's weights are "
-                           "damaged or its type cannot hold them, so fetch it again")
+        raise KshipraError(NOT_FINITE)
 
 
 # 4.1 Functions of one number.  libm differs between systems in the last bit, so exp is our
@@ -2816,8 +2820,11 @@ class Reference:
         return [softcap_of(row, cap) for row in x]
 
     def run(self, forward, model, batch):
-        """Run a forward pass on these operations."""
-        return forward(model, self, batch)
+        """Return the logits that a forward pass on these operations computes, all finite."""
+        logits = forward(model, self, batch)
+        for row in logits:
+            check_finite(row)
+        return logits
 
     def argmax(self, row):
         """Return the lowest index of the largest value of one row of logits."""
@@ -4442,6 +4449,7 @@ def _x86_rows(isa):
         "shl_i16": _shift_vector("vpsllw", 6), "shr_i16": _shift_vector("vpsrlw", 2),
         "sar_i16": _shift_vector("vpsraw", 4),
         "widen_i8x16": _vload("vpmovsxbw"), "widen_u8x16": _vload("vpmovzxbw"),
+        "f16_to_f32": _two("vcvtph2ps"),
         "extend_i8": _extend("vpmovsxbw"), "extend_u8": _extend("vpmovzxbw"),
         "extend_i16": _extend("vpmovsxwd"), "extend_u16": _extend("vpmovzxwd"),
         "madd": _three("vpmaddwd"),
@@ -6219,6 +6227,671 @@ def emit_compact(k):
 
 # ---------------------------------------------------------------------------------------
 # 5.7 Programs and threads
+#
+# A forward pass calls some hundreds of operations, and a call from Python to machine code
+# costs more than many of them.  So the calls are not made but written down, once: `Native`
+# has the names of the operation surface, and each method appends a line to a table.
+#
+#   line:  address of the kernel | address of its arguments | number of chunks | barrier
+#
+# Running a token is then one foreign call per thread: `emit_run` is a kernel that walks the
+# table.  At each line every thread takes chunks from a shared counter until none is left, so
+# a slow core takes fewer; where the next line reads what this one wrote, the threads wait for
+# each other.  A program is kept for each number of rows; the tokens, positions and page tables
+# it works on lie in fixed buffers that are filled in before a run.
+
+LINE_BYTES, COUNTER_BYTES = 32, 64      # a counter has a cache line to itself
+SPINS = 2000                            # looks at a barrier before giving way to the system
+
+
+def emit_run(k):
+    """Run a program's table, together with n_threads - 1 other threads doing the same.
+
+    table: lines   n_lines: how many   counters: one for each line, zero at the start
+    arrived: i64, zero at the start; how many threads have come to barriers so far
+    give_way: address of a function of the system that lets other threads run
+    """
+    table, n_lines, counters, arrived, n_threads, give_way = k.args(
+        "table", "n_lines", "counters", "arrived", "n_threads", "give_way")
+    due = k.imm(0)                      # what `arrived` must reach at the next barrier
+    one = k.imm(1)
+    with k.loop(n_lines):
+        kernel, args, n_chunks = (k.load_i64(table, off) for off in (0, 8, 16))
+        chunk = k.fetch_add(counters, one)
+        with k.while_(chunk, "<", n_chunks):
+            k.call(kernel, args, chunk, k.scratch)
+            k.fetch_add(counters, one, to=chunk)
+        barrier = k.load_i64(table, 24)
+        with k.if_(barrier, "!=", 0):
+            due += n_threads
+            k.fetch_add(arrived, one)
+            here, spins = k.load_acquire(arrived), k.imm(0)
+            with k.while_(here, "<", due):
+                k.pause()
+                spins += 1
+                with k.if_(spins, ">", SPINS):
+                    k.call(give_way, args, chunk, k.scratch)
+                k.load_acquire(arrived, to=here)
+        table += LINE_BYTES
+        counters += COUNTER_BYTES
+
+
+class Memory:
+    """Zeroed memory outside of Python's heap; the system commits it as it is written.
+
+    address: of its first byte, on a page border   n_bytes: its size
+    """
+
+    def __init__(self, n_bytes):
+        self.n_bytes = max(n_bytes, mmap.PAGESIZE)
+        self._map = mmap.mmap(-1, self.n_bytes)
+        self.address = ctypes.addressof((ctypes.c_char * 0).from_buffer(self._map))
+
+
+class Team:
+    """The threads that run programs: the caller's and n_threads - 1 of our own.
+
+    run: the native `emit_run`   The workers sleep on a lock between programs; they are daemons,
+    so that a process ends without asking them.
+    """
+
+    def __init__(self, run, n_threads):
+        self.run_kernel, self.n_threads = run, n_threads
+        self.scratch = [Memory(SCRATCH_BYTES) for _ in range(n_threads)]
+        self.args = 0
+        self.go = [threading.Semaphore(0) for _ in range(n_threads - 1)]
+        self.done = threading.Semaphore(0)
+        for i in range(n_threads - 1):
+            threading.Thread(target=self._work, args=(i,), daemon=True).start()
+
+    def _work(self, i):
+        run, scratch = self.run_kernel, self.scratch[i + 1].address
+        while True:
+            self.go[i].acquire()
+            run(self.args, 0, scratch)
+            self.done.release()
+
+    def run_alone(self, program):
+        """Run a program on the calling thread; it must have been finished for one."""
+        program.clear()
+        self.run_kernel(program.args.buffer_info()[0], 0, self.scratch[0].address)
+
+    def run(self, program):
+        """Run a program, finished for n_threads, on all threads."""
+        program.clear()
+        args = program.args.buffer_info()[0]
+        self.args = args
+        for go in self.go:
+            go.release()
+        self.run_kernel(args, 0, self.scratch[0].address)
+        for _ in self.go:
+            self.done.acquire()
+
+
+class Buffer:
+    """An activation of a recorded program: f32 (n_rows, n) in the arena.
+
+    address: of the first row   quantized: the Buffer of its int8 form, once there is one
+    act: "silu" or "gelu" when only promised: the next `mul` computes both in one pass
+    Python frees a Buffer when the forward pass drops it, and its place serves the next one.
+    """
+
+    def __init__(self, program, n_rows, n, n_bytes):
+        self.program, self.n_rows, self.n, self.n_bytes = program, n_rows, n, n_bytes
+        self.address = program.place(n_bytes)
+        self.quantized = self.act = None
+
+    row_bytes = property(lambda self: 4 * self.n)
+    span = property(lambda self: (self.address, self.address + self.n_bytes))
+
+    def __del__(self):
+        self.program.free(self.address, self.n_bytes)
+
+
+def _overlap(xs, ys):
+    """Return whether any of the runs xs of memory shares a byte with any of ys."""
+    return any(a < d and c < b for a, b in xs for c, d in ys)
+
+
+class Program:
+    """A recorded forward pass for one number of rows.
+
+    arena: Memory for the activations; when it is too small, recording goes on for the sake of
+    `peak_bytes`, and is then done again in a larger one.
+    """
+
+    def __init__(self, arena):
+        self.arena, self.lines, self.keep = arena, [], []
+        self.holes, self.end, self.peak_bytes = [], 0, 0
+        self.reads, self.writes = [], []            # (address, end) touched since the last barrier
+
+    def place(self, n_bytes):
+        """Return the address of n_bytes of the arena, on a 64-byte border."""
+        n_bytes = -(-n_bytes // 64) * 64
+        for i, (off, size) in enumerate(self.holes):
+            if size >= n_bytes:
+                self.holes[i:i + 1] = [(off + n_bytes, size - n_bytes)] if size > n_bytes else []
+                return self.arena.address + off
+        off, self.end = self.end, self.end + n_bytes
+        self.peak_bytes = max(self.peak_bytes, self.end)
+        return self.arena.address + off
+
+    def free(self, address, n_bytes):
+        """Give back a place; neighbouring holes grow together."""
+        self.holes.append((address - self.arena.address, -(-n_bytes // 64) * 64))
+        self.holes.sort()
+        merged = []
+        for off, size in self.holes:
+            if merged and merged[-1][0] + merged[-1][1] == off:
+                merged[-1] = merged[-1][0], merged[-1][1] + size
+            else:
+                merged.append((off, size))
+        self.holes = merged
+
+    def line(self, kernel, n_chunks, reads, writes, args):
+        """Append a call.  reads, writes: (address, end) of the memory it touches.
+
+        A call that reads what an earlier one writes, or writes what an earlier one touches,
+        must wait for it: then the line before gets a barrier.
+        """
+        if _overlap(reads, self.writes) or _overlap(writes, self.reads + self.writes):
+            self.lines[-1][3] = 1
+            self.reads, self.writes = [], []
+        self.reads += reads
+        self.writes += writes
+        self.keep.append(args)
+        self.lines.append([kernel, args.buffer_info()[0], n_chunks, 0])
+
+    def finish(self, n_threads, give_way):
+        """Turn the lines into the table that emit_run walks."""
+        n = len(self.lines)
+        self.table = array("q", itertools.chain.from_iterable(self.lines))
+        self.counters = Memory((n + 1) * COUNTER_BYTES)
+        self.counter_bytes = (n + 1) * COUNTER_BYTES
+        self.args = array("q", (self.table.buffer_info()[0], n, self.counters.address,
+                                self.counters.address + n * COUNTER_BYTES, n_threads, give_way))
+
+    def clear(self):
+        """Set all counters to zero, as they must be before a run."""
+        ctypes.memset(self.counters.address, 0, self.counter_bytes)
+
+
+class Logits(array):
+    """One row of logits; best: the index of its largest, which the machine code has found."""
+
+    __slots__ = ("best",)
+
+
+class Span:
+    """A run of memory that recorded calls read or write: what a barrier is decided by."""
+
+    def __init__(self, address, n_bytes):
+        self.span = address, address + n_bytes
+
+
+class Index(NamedTuple):
+    """Where the numbers of n_rows rows will lie when a program runs: i32."""
+    address: int
+    n_rows: int
+
+
+class Recorded(NamedTuple):
+    """What stands for a Batch while its program is recorded: addresses, filled in before a run."""
+    tokens: Index
+    positions: Index
+    wanted: Index
+    tables: int                         # i64, a row each: address of its sequence's page table
+    cache: object
+
+
+class Promise(NamedTuple):
+    """An activation function not yet recorded: a product that follows is taken in with it."""
+    x: Buffer
+    alone: object                       # emit function of the activation alone
+    fused: object                       # and of the activation times another operand
+
+
+class NativeFault(Exception):
+    """Machine code cannot run here, or does not do what it should; the message says why."""
+
+
+CHUNK_BYTES = 64 << 10                  # of weights: much against taking a chunk, little against a core's share
+PANEL_ROWS = 32                         # weight rows of a chunk where many activations meet them
+SLICE = 4096                            # elements of a chunk of an element-wise operation
+ATTENTION_ROWS = 8                      # neighbouring rows that share the loading of keys
+SCRATCH_BYTES = 8 << 20                 # of each thread; committed as it is written
+KEPT_PROGRAMS = 8
+
+
+def f32_bits(x):
+    """Return the bits of a float32 as a signed integer, the form in which kernels take numbers."""
+    return struct.unpack("<i", struct.pack("<f", x))[0]
+
+
+def address_of(buf):
+    """Return the address of a writable buffer's first byte."""
+    return ctypes.addressof((ctypes.c_char * 0).from_buffer(buf))
+
+
+# Before a kernel is trusted on a machine it has to agree with chapter 4 on a small random input,
+# once for each kind.  Only the kernels that a trial can reach through the operation surface on
+# rows of numbers are tried by themselves; quantize runs inside every trial of a matrix.
+
+def _check_key(emit, parameters):
+    """Return what makes two kernels alike enough to be tried once: width and lanes do not count."""
+    return (emit,) + tuple(p for p in parameters if isinstance(p, (str, Format)))
+
+
+def _trial_tensor(fmt, n_out, n_in, rng):
+    """Return a Tensor of random blocks whose scales are finite: no byte with the bits of infinity."""
+    finite = bytes(b if b & 0x7C != 0x7C else b ^ 0x40 for b in range(256))
+    data = rng.getrandbits(8 * fmt.n_bytes(n_out * n_in)).to_bytes(fmt.n_bytes(n_out * n_in), "little")
+    if fmt.name == "F32":                 # its third byte counts too: take numbers
+        return Tensor("trial", fmt, (n_out, n_in),
+                      array("f", [rng.uniform(-1, 1) for _ in range(n_out * n_in)]).tobytes())
+    return Tensor("trial", fmt, (n_out, n_in), data.translate(finite))
+
+
+def _trial(emit, parameters):
+    """Return (function of (ops, inputs), inputs) that uses a kernel, or None.
+
+    An input is rows of numbers, or row numbers (ints).
+    """
+    rng = random.Random(1)
+
+    def rows(n_rows, n):
+        return [array("f", [rng.uniform(-2, 2) for _ in range(n)]) for _ in range(n_rows)]
+
+    x, y, (w, b), fixed = rows(3, 37), rows(3, 37), rows(2, 37), parameters
+    if emit in (emit_matvec, emit_matmul, emit_matmul_float):
+        matrix = _trial_tensor(fixed[0], (fixed[2:] or (8,))[0], fixed[1], rng)
+        x = rows(1 if emit is emit_matvec else 3, fixed[1])
+        return (lambda ops, x: ops.matmul(matrix, x)), [x]
+    if emit is emit_embed:
+        matrix = _trial_tensor(fixed[0], 5, fixed[1], rng)
+        return (lambda ops, index: ops.embed(matrix, index)), [[4, 0, 3]]
+    return {
+        emit_add: ((lambda ops, x, y: ops.add(x, y)), [x, y]),
+        emit_mul: ((lambda ops, x, y: ops.mul(x, y)), [x, y]),
+        emit_scale: ((lambda ops, x: ops.mul(x, 0.375)), [x]),
+        emit_silu: ((lambda ops, x: ops.silu(x)), [x]),
+        emit_gelu: ((lambda ops, x: ops.gelu(x)), [x]),
+        emit_silu_mul: ((lambda ops, x, y: ops.mul(ops.silu(x), y)), [x, y]),
+        emit_gelu_mul: ((lambda ops, x, y: ops.mul(ops.gelu(x), y)), [x, y]),
+        emit_softcap: ((lambda ops, x: ops.softcap(x, 3.0)), [x]),
+        emit_rms_norm: ((lambda ops, x: ops.rms_norm(x, w, f32(1e-5))), [x]),
+        emit_layer_norm: ((lambda ops, x: ops.layer_norm(x, w, b, f32(1e-5))), [x]),
+        emit_rows: ((lambda ops, x, index: ops.rows(x, index)), [x, [2, 0]]),
+    }.get(emit)
+
+
+class Native:
+    """The operation surface as a recorder of programs.
+
+    Each method appends lines and returns the Buffer that they will fill.
+    """
+
+    name, prefill_rows = "native", 256
+
+    def __init__(self, isa, n_threads):
+        self.isa, self.n_threads = isa, n_threads
+        self.kernels, self.owned, self.tables = {}, {}, {}
+        self.unchecked, self.checked = {}, set()
+        self.arena, self.inputs, self.n_inputs, self.programs = Memory(0), None, 0, {}
+        self.team = Team(KERNEL_FUNCTION(self.kernel(emit_run)[0]), n_threads)
+
+    def kernel(self, emit, *parameters):
+        """Return (address, Builder) of a kernel, encoded on first use.  Raises NativeFault."""
+        key = emit, parameters
+        if key not in self.kernels:
+            k = build(emit, *parameters)
+            code, reason = compile_kernels([k], self.isa)
+            if code is None:
+                raise NativeFault(reason)
+            self.kernels[key] = code.addresses[0], k
+        return self.kernels[key]
+
+    # Recording
+
+    def line(self, n_chunks, reads, writes, emit, *parameters, **fields):
+        """Append a call of a kernel to the program being recorded."""
+        if n_chunks:
+            self.unchecked.setdefault(_check_key(emit, parameters), (emit, parameters))
+            address, k = self.kernel(emit, *parameters)
+            self.program.line(address, n_chunks, [b.span for b in reads],
+                              [b.span for b in writes], k.args_array(**fields))
+
+    def buffer(self, n_rows, n):
+        return Buffer(self.program, n_rows, n, 4 * n_rows * n)
+
+    def vector(self, values):
+        """Return the address of a weight vector, array('f'), which is kept."""
+        self.owned[id(values)] = values
+        return values.buffer_info()[0]
+
+    def matrix(self, w):
+        """Return w itself, or, where its rows do not lie one after another, a copy that does."""
+        if w.contiguous:
+            return w
+        if id(w) not in self.owned:
+            self.owned[id(w)] = w, Tensor(w.name, FORMATS["F32"], w.shape, w.floats().tobytes())
+        return self.owned[id(w)][1]
+
+    def chunk_rows(self, w, n_rows):
+        """Return how many rows of a weight make a chunk: a multiple of 8, some chunks a thread."""
+        n_out = w.shape[0]
+        share = n_out if self.n_threads == 1 else n_out // (4 * self.n_threads)
+        limit = PANEL_ROWS if n_rows > 1 else CHUNK_BYTES // w.row_bytes
+        return max(8, min(share, limit) + 7 & ~7)
+
+    def elementwise(self, emit, x, *more, c=None):
+        """Record an operation on elements, cut in slices; more: further inputs."""
+        out = self.buffer(x.n_rows, x.n)
+        slice = min(SLICE, -(-x.n // 8) * 8)
+        slices = -(-x.n // slice)
+        fields = dict(x=x.address, x_row_bytes=x.row_bytes, out=out.address,
+                      out_row_bytes=out.row_bytes, n=x.n, slice=slice, slices=slices)
+        reads = [x]
+        for y in more:
+            if isinstance(y, Buffer):
+                fields.update(y=y.address, y_row_bytes=y.row_bytes)
+                reads.append(y)
+            else:                       # one row, added to each
+                fields.update(y=self.vector(y), y_row_bytes=0)
+        if c is not None:
+            fields["c_bits"] = f32_bits(c)
+        self.line(x.n_rows * slices, reads, [out], emit, **fields)
+        return out
+
+    # The operation surface
+
+    def embed(self, w, index):
+        """Record out[r] = row index[r] of w; index: Index."""
+        w = self.matrix(w)
+        out = self.buffer(index.n_rows, w.shape[1])
+        self.line(out.n_rows, [], [out], emit_embed, w.format, w.shape[1],
+                  tokens=index.address, w=w.address(), y=out.address, y_stride=out.row_bytes)
+        return out
+
+    def matmul(self, w, x):
+        w, x = self.matrix(w), self.done(x)
+        n_out, n_in = w.shape
+        out = self.buffer(x.n_rows, n_out)
+        chunk_rows = self.chunk_rows(w, x.n_rows)
+        fields = dict(w=w.address(), y=out.address, n_out=n_out, chunk_rows=chunk_rows,
+                      n_rows=x.n_rows, y_stride=out.row_bytes)
+        n_chunks = -(-n_out // chunk_rows) if x.n_rows else 0
+        if w.format.sub_len is None:
+            self.line(n_chunks, [x], [out], emit_matmul_float, w.format, n_in,
+                      x=x.address, **fields)
+            return out
+        if x.quantized is None:         # once for all matrices that this activation meets
+            n_blocks = n_in // ACT_BLOCK
+            x.quantized = Buffer(self.program, x.n_rows, n_in, ACT_RECORD * n_blocks * x.n_rows)
+            self.line(x.n_rows, [x], [x.quantized], emit_quantize, x=x.address,
+                      xq=x.quantized.address, n_blocks=n_blocks, n_rows=x.n_rows)
+        emit = emit_matvec if x.n_rows == 1 else emit_matmul
+        self.line(n_chunks, [x.quantized], [out], emit, w.format, n_in, min(8, n_out),
+                  x=x.quantized.address, **fields)
+        return out
+
+    def add(self, x, y):
+        return self.elementwise(emit_add, self.done(x), self.done(y))
+
+    def mul(self, x, y):
+        if isinstance(y, float):
+            return self.elementwise(emit_scale, self.done(x), c=y)
+        if isinstance(x, Promise):      # the activation and the product in one pass
+            return self.elementwise(x.fused, x.x, self.done(y))
+        return self.elementwise(emit_mul, x, self.done(y))
+
+    def silu(self, x):
+        return Promise(self.done(x), emit_silu, emit_silu_mul)
+
+    def gelu(self, x):
+        return Promise(self.done(x), emit_gelu, emit_gelu_mul)
+
+    def done(self, x):
+        """Return x as a Buffer (or a row); what was only promised is recorded now."""
+        return self.elementwise(x.alone, x.x) if isinstance(x, Promise) else x
+
+    def softcap(self, x, cap):
+        return self.elementwise(emit_softcap, x, c=cap)
+
+    def rms_norm(self, x, w, eps):
+        out = self.buffer(x.n_rows, x.n)
+        self.line(x.n_rows, [x], [out], emit_rms_norm, x=x.address, x_row_bytes=x.row_bytes,
+                  out=out.address, out_row_bytes=out.row_bytes, w=self.vector(w), n=len(w),
+                  runs=x.n // len(w), eps_bits=f32_bits(eps))
+        return out
+
+    def layer_norm(self, x, w, b, eps):
+        out = self.buffer(x.n_rows, x.n)
+        self.line(x.n_rows, [x], [out], emit_layer_norm, x=x.address, x_row_bytes=x.row_bytes,
+                  out=out.address, out_row_bytes=out.row_bytes, w=self.vector(w),
+                  b=0 if b is None else self.vector(b), n=x.n, eps_bits=f32_bits(eps))
+        return out
+
+    def rows(self, x, index):
+        out = self.buffer(index.n_rows, x.n)
+        self.line(out.n_rows, [x], [out], emit_rows, x=x.address, x_row_bytes=x.row_bytes,
+                  index=index.address, out=out.address, out_row_bytes=out.row_bytes, n=x.n)
+        return out
+
+    def rope(self, x, positions, table, head_dim):
+        out = self.buffer(x.n_rows, x.n)
+        cos, sin = self.table_memory(table)
+        self.line(x.n_rows, [x], [out], emit_rope, table.pairing, x=x.address,
+                  x_row_bytes=x.row_bytes, out=out.address, out_row_bytes=out.row_bytes,
+                  positions=positions.address, cos=cos.address, sin=sin.address,
+                  n_heads=x.n // head_dim, head_dim=head_dim, n_rot=table.n_rot)
+        return out
+
+    def attention(self, q, k, v, batch, layer, spec):
+        pool, out = batch.cache, self.buffer(q.n_rows, q.n)
+        pages = Span(self.pool_address + pool.layer_offs[layer], 1)     # stands for all of them
+        common = dict(tables=batch.tables, positions=batch.positions.address,
+                      arena=self.pool_address, page_bytes=pool.page_bytes,
+                      layer_off=pool.layer_offs[layer], page_size=pool.page_size,
+                      n_kv_heads=spec.n_kv_heads)
+        self.line(q.n_rows, [k, v], [pages], emit_kv_store, pool.kv_type,
+                  spec.head_dim, k=k.address, k_row_bytes=k.row_bytes, v=v.address,
+                  v_row_bytes=v.row_bytes, **common)
+        group = spec.n_heads // spec.n_kv_heads
+        heads = max(h for h in (1, 2, 3, 4) if group % h == 0)
+        rows = 1 if q.n_rows < ATTENTION_ROWS else ATTENTION_ROWS
+        assert rows * heads <= ATTENTION_PAIRS, "what a unit of attention keeps"
+        self.line(-(-q.n_rows // rows) * (spec.n_heads // heads), [q, pages],
+                  [out], emit_attention, pool.kv_type, spec.head_dim, bool(spec.cap),
+                  q=q.address, q_row_bytes=q.row_bytes, out=out.address,
+                  out_row_bytes=out.row_bytes, n_heads=spec.n_heads,
+                  scale_bits=f32_bits(spec.scale), window=spec.window,
+                  cap_bits=f32_bits(spec.cap),
+                  sinks=0 if spec.sinks is None else self.vector(spec.sinks),
+                  n_rows=q.n_rows, rows=rows, heads=heads, **common)
+        return out
+
+    def argmax(self, x):
+        """Record, for each row, where its largest value is, and whether all are finite."""
+        out = Buffer(self.program, x.n_rows, 4, 16 * x.n_rows)
+        self.line(x.n_rows, [x], [out], emit_argmax, x=x.address, x_row_bytes=x.row_bytes, n=x.n,
+                  out=out.address)
+        return out
+
+    # Running
+
+    def run(self, forward, model, batch):
+        """Return the logits of the wanted rows: record the forward pass, or use the record."""
+        key = len(batch.tokens), len(batch.wanted), id(batch.cache)
+        program = self.programs.get(key)
+        if program is None:
+            program = self.record(forward, model, batch)
+            if len(self.programs) == KEPT_PROGRAMS:
+                del self.programs[next(iter(self.programs))]
+            self.programs[key] = program
+        self.fill(batch)
+        self.team.run(program)
+        return self.logits(program)
+
+    def record(self, forward, model, batch):
+        """Return the Program of a forward pass over so many rows."""
+        n_rows, n_wanted = len(batch.tokens), len(batch.wanted)
+        if n_rows > self.n_inputs:      # earlier programs hold the address of the smaller ones
+            self.n_inputs = max(n_rows, self.prefill_rows)
+            self.inputs = Memory(20 * self.n_inputs)
+            self.programs.clear()
+        at = self.inputs.address
+        recorded = Recorded(Index(at + 8 * self.n_inputs, n_rows),
+                            Index(at + 12 * self.n_inputs, n_rows),
+                            Index(at + 16 * self.n_inputs, n_wanted), at, batch.cache)
+        self.pool_address, self.n_positions = address_of(batch.cache.arena), model.ctx_size
+        while True:
+            self.program = program = Program(self.arena)
+            result = forward(model, self, recorded)
+            best = self.argmax(result)
+            if program.peak_bytes <= self.arena.n_bytes:
+                break
+            self.programs.clear()       # they hold addresses in the arena that now goes
+            self.arena = Memory(program.peak_bytes)
+            del result, best, program
+        program.finish(self.n_threads, system_yield())
+        program.output = result.address, best.address, n_wanted, result.n
+        program.cache = batch.cache     # keeps the id in the key its own
+        self.program = None
+        for key in set(self.unchecked) - self.checked:
+            self.check(*self.unchecked[key])
+            self.checked.add(key)
+        return program
+
+    def check(self, emit, parameters):
+        """Compare a kernel with the reference on a small random input.  Raises NativeFault."""
+        trial = _trial(emit, parameters)
+        if trial:
+            operation, inputs = trial
+            expected = operation(Reference(), *inputs)
+            if self.compute(operation, inputs) != [row.tobytes() for row in expected]:
+                raise NativeFault(f"the {self.isa} code of {emit.__name__[5:]}{parameters} does "
+                                  "not compute on this machine what it should")
+
+    def compute(self, operation, inputs):
+        """Return the rows, as bytes, of operation(self, *inputs), recorded and run by itself."""
+        recording, self.program = self.program, Program(Memory(1 << 22))
+        try:
+            places = []
+            for x in inputs:
+                is_rows = isinstance(x[0], array)
+                data = b"".join([row.tobytes() for row in x]) if is_rows else array("i", x).tobytes()
+                place = self.buffer(len(x), len(x[0]) if is_rows else 1)
+                ctypes.memmove(place.address, data, len(data))
+                places.append(place if is_rows else Index(place.address, len(x)))
+            out = self.done(operation(self, *places))
+            self.program.finish(1, 0)
+            self.team.run_alone(self.program)
+            return [ctypes.string_at(out.address + r * out.row_bytes, out.row_bytes)
+                    for r in range(out.n_rows)]
+        finally:
+            self.program = recording
+
+    def fill(self, batch):
+        """Write what a batch holds to where the programs look for it."""
+        at = self.inputs.address
+        for off, kind, values in (
+                (0, "q", [seq.table.buffer_info()[0] for seq in batch.sequences]),
+                (8, "i", batch.tokens), (12, "i", batch.positions), (16, "i", batch.wanted)):
+            data = array(kind, values)
+            ctypes.memmove(at + off * self.n_inputs, data.buffer_info()[0],
+                           len(data) * data.itemsize)
+        last = max(batch.positions)
+        for table, cos, sin, filled in self.tables.values():
+            if last >= filled[0]:
+                table.rows(last)
+                done = 4 * len(table.freqs) * filled[0]
+                for memory, values in ((cos, table.cos), (sin, table.sin)):
+                    ctypes.memmove(memory.address + done, values.buffer_info()[0] + done,
+                                   4 * len(values) - done)
+                filled[0] = len(table.cos) // len(table.freqs)
+
+    def table_memory(self, table):
+        """Return the Memory of a RopeTable's cosines and of its sines, at fixed addresses."""
+        if id(table) not in self.tables:
+            n_bytes = 4 * self.n_positions * len(table.freqs)
+            self.tables[id(table)] = table, Memory(n_bytes), Memory(n_bytes), [0]
+        return self.tables[id(table)][1:3]
+
+    def largest(self, logits, k):
+        """As `largest` of chapter 8, for a long row: only what reaches a threshold is sorted."""
+        n = len(logits)
+        if k >= n // 8 or n < 4096 or not isinstance(logits, Logits):
+            return largest(logits, k)
+        top, depth, count = logits[logits.best], 2.0, array("q", (0,))
+        address, builder = self.kernel(emit_compact)
+        while True:
+            threshold, values, indices = array("f", (top - depth,)), Memory(4 * n), Memory(4 * n)
+            args = builder.args_array(
+                x=logits.buffer_info()[0], x_row_bytes=0, n=n, capacity=n,
+                threshold=threshold.buffer_info()[0], values=values.address,
+                indices=indices.address, counts=count.buffer_info()[0])
+            KERNEL_FUNCTION(address)(args.buffer_info()[0], 0, 0)
+            if count[0] >= k:
+                found = zip(array("f", ctypes.string_at(values.address, 4 * count[0])),
+                            array("i", ctypes.string_at(indices.address, 4 * count[0])))
+                return [i for _, i in sorted(found, key=lambda c: (-c[0], c[1]))[:k]]
+            depth *= 2
+
+    def logits(self, program):
+        """Return a copy of the logits that a program left, a row each."""
+        address, best_address, n_rows, n = program.output
+        best, out = array("i", ctypes.string_at(best_address, 16 * n_rows)), []
+        for r in range(n_rows):
+            row = Logits("f", ctypes.string_at(address + 4 * n * r, 4 * n))
+            row.best, not_finite = best[4 * r], best[4 * r + 2]
+            if not_finite:
+                raise KshipraError(NOT_FINITE)
+            out.append(row)
+        return out
+
+
+def native_refusal():
+    """Return why machine code cannot be used here, or None."""
+    return choose_isa(os.environ)[1]
+
+
+def warn_plain(reason):
+    """Say, in one line, that plain Python computes, and why."""
+    print(f"kshipra: computing in plain Python, which is slow: {reason}", file=sys.stderr)
+
+
+def usable_cores():
+    """Return how many physical cores this process may use: its affinity, its share, no siblings."""
+    if hasattr(os, "sched_getaffinity"):
+        cpus = os.sched_getaffinity(0)
+    else:
+        cpus = range(os.cpu_count() or 1)
+    cores = set()
+    for cpu in cpus:
+        try:                            # "0,4" or "0-1": the threads that share a core
+            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as f:
+                cores.add(f.read())
+        except OSError:
+            cores.add(cpu)
+    n = len(cores)
+    try:                                # a container's share of processor time
+        with open("/sys/fs/cgroup/cpu.max") as f:
+            quota, period = f.read().split()
+        if quota != "max":
+            n = min(n, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return n
+
+
+def system_yield():
+    """Return the address of the system's function that lets another thread run."""
+    if sys.platform == "win32":
+        function = ctypes.WinDLL("kernel32").SwitchToThread
+    else:
+        function = ctypes.CDLL(None).sched_yield
+    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 # ---------------------------------------------------------------------------------------
@@ -7036,14 +7709,17 @@ class Engine:
         try:
             for token, pos, seq in rows:
                 self._append(token, pos, seq)
-            logits = self.ops.run(forward, self, Batch(rows, list(wanted), self.cache))
-            for row in logits:
-                check_finite(row)
+            batch = Batch(rows, list(wanted), self.cache)
+            try:
+                return self.ops.run(forward, self, batch)
+            except NativeFault as fault:
+                warn_plain(fault)
+                self.ops = Reference()
+                return self.ops.run(forward, self, batch)
         except BaseException:           # leave each sequence as it was
             for seq, length in lengths.values():
                 seq.truncate(length)
             raise
-        return logits
 
     def _append(self, token, pos, seq):
         """Check one row and make room for it in its sequence."""
@@ -7321,7 +7997,8 @@ class Generation:
 # Two doors lead in: `load`, for programs, and `main`, for the command line.  Nothing here
 # computes; the command line can do nothing that a caller of `load` could not.
 
-DEVICES = ("auto", "python")
+DEVICES = ("auto", "native", "python")
+SMALL_BYTES = 8 << 20                   # weights that one core reads sooner than two agree
 STRATEGIES = {"cached": cached, "baseline": baseline}
 
 
@@ -7430,22 +8107,48 @@ def tokenizer_of(checkpoint):
     return tokenizer_from_hf(checkpoint.path)
 
 
+def choose_backend(device, threads, weight_bytes):
+    """Return the backend for a device: Native where it can be had, unless it is not wanted.
+
+    threads: None for KSHIPRA_THREADS, or all cores where the weights are worth it
+    """
+    if device not in DEVICES:
+        raise KshipraError(f"device {device!r} is unknown; use one of {', '.join(DEVICES)}")
+    threads = os.environ.get("KSHIPRA_THREADS") if threads is None else threads
+    try:
+        threads = None if threads in (None, "") else int(threads)
+    except ValueError:
+        threads = 0
+    if threads is not None and not 1 <= threads <= 256:
+        raise KshipraError("the number of threads must be a whole number from 1 to 256")
+    if device == "python":
+        return Reference()
+    isa, reason = choose_isa(os.environ)
+    if isa is None:
+        if device == "native":
+            raise KshipraError(f"machine code cannot be used: {reason}; use --device python")
+        if os.environ.get("KSHIPRA_ISA") != "python":
+            warn_plain(reason)
+        return Reference()
+    if threads is None:
+        threads = usable_cores() if weight_bytes > SMALL_BYTES else 1
+    return Native(isa, threads)
+
+
 def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", page_size=None):
     """Load a model.
 
     path: GGUF file, safetensors file, Hugging Face directory; None: the model in this file
-    device: "auto" or "python"   threads: 1 or more, None for all that pay
-    ctx_size: positions in the cache; None: the model's own, at most DEFAULT_CTX
-    kv_type: "f32" or "f16"   page_size: positions in a page of the cache; None: one page
+    device: "native" for machine code, "python" for chapter 4, "auto" for the first that works
+    threads: None for all that pay   ctx_size: positions in the cache; None: the model's own, at
+    most DEFAULT_CTX   kv_type: "f32" or "f16"   page_size: positions in a page of the cache;
+    None: one page
     Raises KshipraError for anything wrong with the file or the parameters.
     """
-    if device not in DEVICES:
-        raise KshipraError(f"device {device!r} is unknown; use one of {', '.join(DEVICES)}")
-    if threads is not None and threads < 1:
-        raise KshipraError(f"threads is {threads}; 1 or more are needed")
     checkpoint = open_checkpoint(path)
-    tokenizer = tokenizer_of(checkpoint)
-    return Model(checkpoint, tokenizer, Reference(), ctx_size=ctx_size, kv_type=kv_type,
+    weight_bytes = sum(t.n_bytes for t in checkpoint.tensors.values())
+    ops = choose_backend(device, threads, weight_bytes)
+    return Model(checkpoint, tokenizer_of(checkpoint), ops, ctx_size=ctx_size, kv_type=kv_type,
                  page_size=page_size)
 
 
