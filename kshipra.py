@@ -4442,6 +4442,7 @@ def _x86_rows(isa):
         "shl_i16": _shift_vector("vpsllw", 6), "shr_i16": _shift_vector("vpsrlw", 2),
         "sar_i16": _shift_vector("vpsraw", 4),
         "widen_i8x16": _vload("vpmovsxbw"), "widen_u8x16": _vload("vpmovzxbw"),
+        "f16_to_f32": _two("vcvtph2ps"),
         "extend_i8": _extend("vpmovsxbw"), "extend_u8": _extend("vpmovzxbw"),
         "extend_i16": _extend("vpmovsxwd"), "extend_u16": _extend("vpmovzxwd"),
         "madd": _three("vpmaddwd"),
