@@ -3686,12 +3686,53 @@ def encode(kernel, isa, abi=None):
     return encoder.finish()
 
 
-def _emit(kernel, encoder):
+def _emit(kernel, encoder, before_each=None):
     placed, ints, vectors = allocate(kernel, encoder)
     encoder.blocks = kernel.blocks
     encoder.begin(ints, vectors, any(line[0] == "call" for line in kernel.instructions))
-    for function, *operands in placed:
+    for at, (function, *operands) in enumerate(placed):
+        if before_each:
+            before_each(kernel.instructions[at])
         function(encoder, *operands)
+
+
+def listing(kernel, isa, abi=None):
+    """Return a kernel as text: each operation, and below it offset, bytes and assembly.
+
+    The encoder's emitting methods are wrapped to note what they are called with, so that nothing
+    is spent on text unless it is asked for.
+    """
+    encoder = ENCODERS[isa](isa, abi or host_abi())
+    notes, depth = [], 0                    # (offset, emitter or None, what it was given)
+
+    def wrapped(name):
+        emit = getattr(encoder, name)
+
+        def noting(*operands):
+            nonlocal depth
+            if depth == 0:                  # an emitter may use another one
+                notes.append((len(encoder.code), name, operands))
+            depth += 1
+            emit(*operands)
+            depth -= 1
+        return noting
+
+    for name in encoder.EMITTERS:
+        setattr(encoder, name, wrapped(name))
+    _emit(kernel, encoder, lambda instruction: notes.append((len(encoder.code), None, instruction)))
+    notes.append((len(encoder.code), None, ("end",)))
+    code = encoder.finish()
+    ends = [note[0] for note in notes[1:]] + [encoder.n_code_bytes]
+    lines = [f"; {kernel.name} for {isa}, {encoder.abi}: {len(code)} bytes"]
+    for (start, name, operands), end in zip(notes, ends):
+        if name is None:
+            lines.append("; " + " ".join([operands[0], ", ".join(map(str, operands[1:]))]).strip())
+        else:
+            text = encoder.text(name, operands, code[start:end])
+            lines.append(f"{start:04x}  {code[start:end].hex(' '):<30}  {text}")
+    if len(code) > encoder.n_code_bytes:
+        lines.append(f"{encoder.n_code_bytes:04x}  constants: {code[encoder.n_code_bytes:].hex(' ')}")
+    return "\n".join(lines)
 
 
 # ---------------------------------------------------------------------------------------
@@ -3735,11 +3776,11 @@ _VEX_ROWS = {
     "vmovdqu.x":    (0x6F, 2, 1, 0, 0, "xx"),   "vmovdqu.mx":   (0x7F, 2, 1, 0, 0, "<mx"),
     "vmovaps":      (0x28, 0, 1, 0, 1, "yy"),
     "vmovq":        (0x7E, 2, 1, 0, 0, "xx"),   "vmovq.m":      (0xD6, 1, 1, 0, 0, "<mx"),
-    "vmovss":       (0x10, 2, 1, 0, 0, "xx"),   "vmovss.m":     (0x11, 2, 1, 0, 0, "<mx"),
+    "vmovss":       (0x10, 2, 1, 0, 0, "xm"),   "vmovss.m":     (0x11, 2, 1, 0, 0, "<mx"),
     "vmovd":        (0x6E, 1, 1, 0, 0, "xr"),   "vmovd.r":      (0x7E, 1, 1, 0, 0, "<rx"),
     "vpextrd":      (0x16, 1, 3, 0, 0, "<rx"),  "vpinsrd":      (0x22, 1, 3, 0, 0, "xxr"),
-    "vmaskmovps":   (0x2C, 1, 2, 0, 1, "yyy"),  "vmaskmovps.m": (0x2E, 1, 2, 0, 1, "<myy"),
-    "vbroadcastss": (0x18, 1, 2, 0, 1, "yx"),   "vbroadcasti128": (0x5A, 1, 2, 0, 1, "yx"),
+    "vmaskmovps":   (0x2C, 1, 2, 0, 1, "yym"),  "vmaskmovps.m": (0x2E, 1, 2, 0, 1, "<myy"),
+    "vbroadcastss": (0x18, 1, 2, 0, 1, "yx"),   "vbroadcasti128": (0x5A, 1, 2, 0, 1, "ym"),
     "vpbroadcastb": (0x78, 1, 2, 0, 1, "yx"),   "vpbroadcastw": (0x79, 1, 2, 0, 1, "yx"),
     "vpbroadcastd": (0x58, 1, 2, 0, 1, "yx"),   "vpbroadcastq": (0x59, 1, 2, 0, 1, "yx"),
     "vextracti128": (0x39, 1, 3, 0, 1, "<xy"),  "vinserti128":  (0x38, 1, 3, 0, 1, "yyx"),
@@ -3796,7 +3837,8 @@ _REX_ROWS = {
     "xor.r":   (0, b"\x31", "<rr"),      "imul":    (1, b"\x0f\xaf", "qq"),
     "cmovg":   (1, b"\x0f\x4f", "qq"),   "cmovl":   (1, b"\x0f\x4c", "qq"),
     "mov.q":   (1, b"\x8b", "qm"),       "mov.r":   (0, b"\x8b", "rm"),
-    "movsxd":  (1, b"\x63", "qr"),       "lea":     (1, b"\x8d", "qm"),
+    "movsxd":  (1, b"\x63", "qr"),       "movsxd.m": (1, b"\x63", "qm"),
+    "lea":     (1, b"\x8d", "qm"),
     "movsx.w": (1, b"\x0f\xbf", "qm"),   "movzx.w": (0, b"\x0f\xb7", "rm"),
     "movsx.b": (1, b"\x0f\xbe", "qm"),   "movzx.b": (0, b"\x0f\xb6", "rm"),
     "mov.mq":  (1, b"\x89", "<mq"),      "mov.mr":  (0, b"\x89", "<mr"),
@@ -3877,8 +3919,12 @@ class X86:
     def vvc(self, name, reg, vvvv, data):
         """A vector instruction whose r/m is a constant of the kernel."""
         opcode, mmmmm, w_l_pp = VEX[name]
-        self.code += bytes((0xC4, (0x40 if reg > 7 else 0xC0) | 0x20 | mmmmm,
-                            w_l_pp | ((15 - vvvv) << 3), opcode, ((reg & 7) << 3) | 5, 0, 0, 0, 0))
+        r_vvvv = (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3)
+        if mmmmm == 1:
+            head = (0xC5, r_vvvv | w_l_pp, opcode)
+        else:
+            head = (0xC4, (r_vvvv & 0x80) | 0x60 | mmmmm, (r_vvvv & 0x78) | w_l_pp, opcode)
+        self.code += bytes((*head, ((reg & 7) << 3) | 5, 0, 0, 0, 0))
         self.constants[data] = None
         self.uses.append((len(self.code) - 4, data))
 
@@ -3887,12 +3933,12 @@ class X86:
 
             62 | R X B R' 0 mmm | W vvvv 1 pp | z L'L b V' aaa |  (b: broadcast 4 bytes of memory)
         """
-        self.code += bytes((0x62, (0x52 if acc > 7 else 0xD2) ^ (0x20 if s > 7 else 0),
+        self.code += bytes((0x62, (0x72 if acc > 7 else 0xF2) ^ (0x20 if s > 7 else 0),
                             0x05 | ((15 - u) << 3), 0x28, 0x50, 0xC0 | ((acc & 7) << 3) | (s & 7)))
 
     def evex_dot_broadcast(self, acc, u, base, disp):
         """The same, s being 4 bytes of memory in every lane; a displacement byte counts 4 bytes."""
-        self.code += bytes((0x62, (0x52 if acc > 7 else 0xD2) ^ (0x20 if base > 7 else 0),
+        self.code += bytes((0x62, (0x72 if acc > 7 else 0xF2) ^ (0x20 if base > 7 else 0),
                             0x05 | ((15 - u) << 3), 0x38, 0x50)) + _at(acc, base, disp, 4)
 
     def rr(self, name, reg, rm, imm=None):
@@ -3954,6 +4000,49 @@ class X86:
     def label(self, name):
         self.labels[name] = len(self.code)
 
+    EMITTERS = ("vvv", "vvm", "vvc", "evex_dot", "evex_dot_broadcast", "rr", "rm", "store_word",
+                "mov_imm", "raw", "push", "pop", "jump", "label")
+
+    def text(self, emitter, operands, data):
+        """Return an instruction as an assembler writes it.  data: its bytes."""
+        name = operands[0]
+        if emitter == "label":
+            return f"{name[0]}_{name[1]}:"
+        if emitter == "jump":
+            return f"{'jmp' if name is None else 'j' + _JUMP_NAMES[name]} {operands[1][0]}_{operands[1][1]}"
+        if emitter == "raw":
+            return name
+        if emitter in ("push", "pop"):
+            return f"{emitter} {_INT_NAMES['q'][name]}"
+        if emitter == "mov_imm":
+            d, n = operands
+            return (f"xor {_INT_NAMES['r'][d]}, {_INT_NAMES['r'][d]}" if n == 0 else
+                    f"mov {_INT_NAMES['r' if 0 < n < 2**32 else 'q'][d]}, {n}")
+        if emitter == "store_word":
+            return f"mov {_memory_text(*operands[1:])}, {_INT_NAMES['w'][name]}"
+        if emitter.startswith("evex"):
+            acc, u, *s = operands
+            s = f"ymm{s[0]}" if len(s) == 1 else f"dword ptr {_memory_text(*s)}{{1to8}}"
+            return f"vpdpbusd ymm{acc}, ymm{u}, {s}"
+        if emitter in ("rr", "rm"):
+            pattern = _REX_ROWS[name][2]
+            if emitter == "rr":
+                reg, r_m, *imm = operands[1:]
+            else:
+                (reg, *r_m), imm = operands[1:], ()
+                r_m = _MEMORY_SIZE.get(name, "") + _memory_text(*r_m)
+            return _operands_text(name, pattern, reg, None, r_m, imm)
+        _, reg, vvvv, *r_m = operands
+        if emitter == "vvv":
+            r_m, *imm = r_m
+        elif emitter == "vvm":
+            base, disp, *imm = r_m
+            r_m = _memory_text(base, disp)
+        else:
+            r_m, imm = f"[rip + {struct.unpack('<i', data[-4:])[0]}]", ()
+        prefix = "{vex} " if name == "vpdpbusd" else ""
+        return prefix + _operands_text(name, _VEX_ROWS[name][5], reg, vvvv, r_m, imm)
+
     # Beginning and end of a kernel.
 
     def begin(self, ints, vectors, calls):
@@ -3996,6 +4085,40 @@ class X86:
         for at, data in self.uses:
             self.code[at:at + 4] = struct.pack("<i", self.constants[data] - (at + 4))
         return bytes(self.code)
+
+
+_INT_NAMES = {
+    "q": "rax rcx rdx rbx rsp rbp rsi rdi r8 r9 r10 r11 r12 r13 r14 r15".split(),
+    "r": "eax ecx edx ebx esp ebp esi edi r8d r9d r10d r11d r12d r13d r14d r15d".split(),
+    "w": "ax cx dx bx sp bp si di r8w r9w r10w r11w r12w r13w r14w r15w".split(),
+    "b": "al cl dl bl spl bpl sil dil r8b r9b r10b r11b r12b r13b r14b r15b".split(),
+}
+_JUMP_NAMES = {"<": "l", ">=": "ge", "<=": "le", ">": "g", "==": "e", "!=": "ne"}
+_MEMORY_SIZE = {"movsx.w": "word ptr ", "movzx.w": "word ptr ", "movsx.b": "byte ptr ",
+                "movzx.b": "byte ptr ", "movsxd.m": "dword ptr ", "div": "qword ptr "}
+
+
+def _memory_text(base, disp):
+    return f"[{_INT_NAMES['q'][base]}{f' + {disp}' if disp > 0 else f' - {-disp}' if disp else ''}]"
+
+
+def _operands_text(name, pattern, reg, vvvv, r_m, imm):
+    """Return mnemonic and operands in the order that a table's pattern says; see _VEX_ROWS."""
+    kinds = pattern.lstrip("<")
+    fields = [reg, vvvv, r_m] if len(kinds) == 3 else [reg, r_m]
+    if pattern[0] == "<":
+        fields.reverse()
+    texts = []
+    for kind, field in zip(kinds, fields):
+        if kind in "xy":
+            texts.append(field if type(field) is str else f"{kind}mm{field}")
+        elif not kind.isdigit():
+            texts.append(field if type(field) is str else _INT_NAMES[kind][field])
+    if name == "vpblendvb":
+        texts.append(f"ymm{imm[0] >> 4}")            # here the last byte holds a register
+    elif imm and imm[0] is not None:
+        texts.append(str(imm[0]))
+    return f"{name.split('.')[0]} {', '.join(texts)}"
 
 
 def _at(reg, base, disp, unit=1):
@@ -4382,7 +4505,7 @@ def _x86_rows(isa):
         "ixor": plain(_arith("xor", True)), "ixor_imm": plain(_arith_imm("xor", 6)),
         "shl": plain(_shift_int("shl", 4)), "shr": plain(_shift_int("shr", 5)),
         "sar": plain(_shift_int("sar", 7)),
-        "load_i64": _load_int_row("mov.q"), "load_i32": _load_int_row("movsxd"),
+        "load_i64": _load_int_row("mov.q"), "load_i32": _load_int_row("movsxd.m"),
         "load_u32": _load_int_row("mov.r"), "load_i16": _load_int_row("movsx.w"),
         "load_u16": _load_int_row("movzx.w"), "load_i8": _load_int_row("movsx.b"),
         "load_u8": _load_int_row("movzx.b"),
