@@ -4926,8 +4926,9 @@ def choose_isa(environ):
 # The weights' rows lie a fixed distance apart, which is written into the code, so a kernel is
 # built for a format and an n_in.  The float steps and their order are those of chapter 4.
 
-# Activations, quantized: a record for each block of 32 of each row, block-major, so that the
-# records of neighbouring rows are neighbours:  record of block b, row r = x + 64 * (b * R + r).
+# Activations, quantized: a record for each block of 32 of each row.  Rows go in groups of six,
+# the last group may be smaller; a group holds the records of its rows for block 0, then those
+# for block 1, and so on, in one piece, in the order in which they will be read.
 #
 #     0           32      36            40     44     48     52           56           60
 #    +-----------+-------+-------------+------+------+------+------------+------------+---+
@@ -4936,7 +4937,7 @@ def choose_isa(environ):
 #
 # low, high: the sums of the first and of the last 16 codes; sum: of all.  i8, f32 and i32.
 
-ACT_RECORD = 64
+ACT_RECORD, ACT_GROUP = 64, 6
 ACT_SCALE = 32
 ACT_SCALED = {32: (36,), 16: (52, 56)}         # by sub-block length: scale * sum of the codes
 ACT_MINUS = {32: (48,), 16: (40, 44)}          # the sum of the codes, negative
@@ -4972,12 +4973,13 @@ def emit_quantize_block(k, x, record, disp=0):
 def emit_quantize(k):
     """Emit quantize_activations for row `chunk` of x.
 
-    x: f32 (n_rows, 32 * n_blocks)   xq: records (n_blocks, n_rows)
+    x: f32 (n_rows, 32 * n_blocks)   xq: 64 bytes * n_rows * n_blocks, records as above
     """
     x, xq, n_blocks, n_rows = k.args("x", "xq", "n_blocks", "n_rows")
     x += k.chunk * (n_blocks << 7)
-    xq += k.chunk << 6
-    step = n_rows << 6
+    first = k.div(k.chunk, k.imm(ACT_GROUP)) * ACT_GROUP
+    xq += (first * n_blocks + (k.chunk - first)) << 6
+    step = k.min(n_rows - first, ACT_GROUP) << 6
     with k.loop(n_blocks):
         emit_quantize_block(k, x, xq)
         k.advance(x=128)
@@ -5356,7 +5358,7 @@ def emit_panel(k, format, block, n_blocks, at):
 def emit_tile(k, format, n_in, panel, x, x_step, n_columns):
     """Return y, an f32x8 for each of n_columns rows of activations: the panel times those rows.
 
-    panel, x: registers, which move: the first records   x_step: register, from block to block
+    panel, x: registers, which move: the first records   x_step: bytes from block to block
     """
     sub, record_bytes = format.sub_len, panel_record_bytes(format)
     y = [k.zero_f32x8() for _ in range(n_columns)]
@@ -5377,7 +5379,7 @@ def emit_tile(k, format, n_in, panel, x, x_step, n_columns):
     return y
 
 
-TILES = (6, 4, 2, 1)                    # rows of activations at a time; 6 fill the registers
+TILES = (ACT_GROUP, 4, 2, 1)            # rows of activations at a time; 6 fill the registers
 
 
 def emit_matmul(k, format, n_in, lanes=8):
@@ -5399,8 +5401,13 @@ def emit_matmul(k, format, n_in, lanes=8):
         emit_panel(k, format, block, n_in // format.block_len, panel)
         row += 8
     x, y, rows_left = [emit_reload(k, name) for name in ("x", "y", "n_rows")]
-    x_step = rows_left << 6
+    group_step = k.rem(rows_left, k.imm(ACT_GROUP)) << 6
     for n_columns in TILES:
+        x_step, next_tile = ACT_RECORD * ACT_GROUP, ACT_RECORD * n_columns
+        if n_columns == ACT_GROUP:
+            next_tile *= n_in // 32
+        else:                               # a part of the last, smaller group
+            x_step = group_step
         with k.while_(rows_left, ">=", n_columns):
             k.mov(panel, k.scratch)
             k.mov(row, k.chunk * emit_reload(k, "chunk_rows"))
@@ -5412,7 +5419,7 @@ def emit_matmul(k, format, n_in, lanes=8):
                     emit_store_lanes(k, out, v, lanes)
                     out += y_stride
                 row += 8
-            x += ACT_RECORD * n_columns
+            x += next_tile
             y += emit_reload(k, "y_stride") * n_columns
             rows_left -= n_columns
 
