@@ -3432,7 +3432,8 @@ class Block:
         if self.kind in ("if", "else"):
             k.instructions.append(("endif", number))
         else:
-            k.instructions.append(("end" + self.kind, *self.operands, number))
+            form = "_imm" if type(self.operands[-1]) is int else ""        # of the comparison
+            k.instructions.append(("end" + self.kind + form, *self.operands, number))
 
 
 def _add_method(op):
@@ -4932,8 +4933,9 @@ def choose_isa(environ):
 # The weights' rows lie a fixed distance apart, which is written into the code, so a kernel is
 # built for a format and an n_in.  The float steps and their order are those of chapter 4.
 
-# Activations, quantized: a record for each block of 32 of each row, block-major, so that the
-# records of neighbouring rows are neighbours:  record of block b, row r = x + 64 * (b * R + r).
+# Activations, quantized: a record for each block of 32 of each row.  Rows go in groups of six,
+# the last group may be smaller; a group holds the records of its rows for block 0, then those
+# for block 1, and so on, in one piece, in the order in which they will be read.
 #
 #     0           32      36            40     44     48     52           56           60
 #    +-----------+-------+-------------+------+------+------+------------+------------+---+
@@ -4942,7 +4944,7 @@ def choose_isa(environ):
 #
 # low, high: the sums of the first and of the last 16 codes; sum: of all.  i8, f32 and i32.
 
-ACT_RECORD = 64
+ACT_RECORD, ACT_GROUP = 64, 6
 ACT_SCALE = 32
 ACT_SCALED = {32: (36,), 16: (52, 56)}         # by sub-block length: scale * sum of the codes
 ACT_MINUS = {32: (48,), 16: (40, 44)}          # the sum of the codes, negative
@@ -4978,12 +4980,13 @@ def emit_quantize_block(k, x, record, disp=0):
 def emit_quantize(k):
     """Emit quantize_activations for row `chunk` of x.
 
-    x: f32 (n_rows, 32 * n_blocks)   xq: records (n_blocks, n_rows)
+    x: f32 (n_rows, 32 * n_blocks)   xq: 64 bytes * n_rows * n_blocks, records as above
     """
     x, xq, n_blocks, n_rows = k.args("x", "xq", "n_blocks", "n_rows")
     x += k.chunk * (n_blocks << 7)
-    xq += k.chunk << 6
-    step = n_rows << 6
+    first = k.div(k.chunk, k.imm(ACT_GROUP)) * ACT_GROUP
+    xq += (first * n_blocks + (k.chunk - first)) << 6
+    step = k.min(n_rows - first, ACT_GROUP) << 6
     with k.loop(n_blocks):
         emit_quantize_block(k, x, xq)
         k.advance(x=128)
@@ -5260,14 +5263,9 @@ def emit_add_dot(k, y, dot, scale, low, x, at, sub, disp=0):
         y += low * k.broadcast_f32x8(x, record + ACT_SCALED[sub][at % 32 // sub])
 
 
-def emit_row_groups(k, w, n_out, chunk_rows, row_bytes, lanes):
-    """Return the registers (row, end, last) of a loop over groups of eight rows.
-
-    The loop runs while row < end; a group starts at min(row, last), so that the last group
-    ends at the last row and some rows are computed twice.
-    """
-    row = k.chunk * chunk_rows
-    return row, k.min(row + chunk_rows, n_out), n_out - lanes
+def emit_reload(k, name):
+    """Return the field `name`, loaded again: cheaper than a register kept through inner loops."""
+    return k.load_i64(k.args_pointer, 8 * list(k.fields).index(name))
 
 
 def emit_matvec(k, format, n_in, lanes=8):
@@ -5275,19 +5273,20 @@ def emit_matvec(k, format, n_in, lanes=8):
 
     w: packed rows of n_in weights   x: records of one row   y: f32 (n_out,)
     lanes: 8, or n_out if that is less; then the surplus lanes repeat the last row.
-    The group of rows after this one is fetched ahead while this one is computed.
+    Rows are taken in groups of eight; the last group ends at the last row, so that some rows
+    may be computed twice.  The next group is fetched ahead while this one is computed.
     n_rows and y_stride are there to have emit_matmul's arguments.
     """
-    w, x, y, n_out, chunk_rows, _, _ = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows",
-                                              "y_stride")
+    n_out, chunk_rows = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")[3:5]
     row_bytes, block_bytes = format.n_bytes(n_in), format.block_bytes
     steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
-    row, end, last = emit_row_groups(k, w, n_out, chunk_rows, row_bytes, lanes)
+    row = k.chunk * chunk_rows
+    end = k.min(row + chunk_rows, n_out)
     with k.while_(row, "<", end):
-        first = k.min(row, last)
-        base = w + first * row_bytes
+        first = k.min(row, emit_reload(k, "n_out") - lanes)
+        base = emit_reload(k, "w") + first * row_bytes
         ahead = base + 8 * row_bytes
-        out = Products(k, format, k.copy(x), k.zero_f32x8())
+        out = Products(k, format, emit_reload(k, "x"), k.zero_f32x8())
         block = EightRuns(k, base, steps)
         with k.loop(n_in // format.block_len):
             for line in range(0, 8 * block_bytes, 64):
@@ -5297,7 +5296,8 @@ def emit_matvec(k, format, n_in, lanes=8):
             emit_codes(k, format, block, out)
             base += block_bytes
             ahead += 8 * block_bytes
-        emit_store_lanes(k, y + (first << 2), out.y, lanes)
+        first = k.min(row, emit_reload(k, "n_out") - lanes)
+        emit_store_lanes(k, emit_reload(k, "y") + (first << 2), out.y, lanes)
         row += 8
 
 
@@ -5365,7 +5365,7 @@ def emit_panel(k, format, block, n_blocks, at):
 def emit_tile(k, format, n_in, panel, x, x_step, n_columns):
     """Return y, an f32x8 for each of n_columns rows of activations: the panel times those rows.
 
-    panel, x: registers, which move: the first records   x_step: register, from block to block
+    panel, x: registers, which move: the first records   x_step: bytes from block to block
     """
     sub, record_bytes = format.sub_len, panel_record_bytes(format)
     y = [k.zero_f32x8() for _ in range(n_columns)]
@@ -5386,7 +5386,7 @@ def emit_tile(k, format, n_in, panel, x, x_step, n_columns):
     return y
 
 
-TILES = (6, 4, 2, 1)                    # rows of activations at a time; 6 fill the registers
+TILES = (ACT_GROUP, 4, 2, 1)            # rows of activations at a time; 6 fill the registers
 
 
 def emit_matmul(k, format, n_in, lanes=8):
@@ -5396,30 +5396,38 @@ def emit_matmul(k, format, n_in, lanes=8):
     bytes apart.  chunk_rows: a multiple of 8.  scratch: matmul_scratch_bytes.
     lanes: 8, or n_out if that is less; then the surplus lanes repeat the last row.
     """
-    w, x, y, n_out, chunk_rows, rows_left, y_stride = k.args(
-        "w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")
+    n_out, chunk_rows = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")[3:5]
     row_bytes = format.n_bytes(n_in)
     steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
-    row, end, last = emit_row_groups(k, w, n_out, chunk_rows, row_bytes, lanes)
+    row = k.chunk * chunk_rows
+    end = k.min(row + chunk_rows, n_out)
     panel = k.copy(k.scratch)
     with k.while_(row, "<", end):
-        base = w + k.min(row, last) * row_bytes
-        emit_panel(k, format, EightRuns(k, base, steps), n_in // format.block_len, panel)
+        first = k.min(row, emit_reload(k, "n_out") - lanes)
+        block = EightRuns(k, emit_reload(k, "w") + first * row_bytes, steps)
+        emit_panel(k, format, block, n_in // format.block_len, panel)
         row += 8
-    x_step = rows_left << 6
+    x, y, rows_left = [emit_reload(k, name) for name in ("x", "y", "n_rows")]
+    group_step = k.rem(rows_left, k.imm(ACT_GROUP)) << 6
     for n_columns in TILES:
+        x_step, next_tile = ACT_RECORD * ACT_GROUP, ACT_RECORD * n_columns
+        if n_columns == ACT_GROUP:
+            next_tile *= n_in // 32
+        else:                               # a part of the last, smaller group
+            x_step = group_step
         with k.while_(rows_left, ">=", n_columns):
             k.mov(panel, k.scratch)
-            k.mov(row, k.chunk * chunk_rows)
+            k.mov(row, k.chunk * emit_reload(k, "chunk_rows"))
             with k.while_(row, "<", end):
                 tile = emit_tile(k, format, n_in, panel, k.copy(x), x_step, n_columns)
-                out = y + (k.min(row, last) << 2)
+                out = y + (k.min(row, emit_reload(k, "n_out") - lanes) << 2)
+                y_stride = emit_reload(k, "y_stride")
                 for v in tile:
                     emit_store_lanes(k, out, v, lanes)
                     out += y_stride
                 row += 8
-            x += ACT_RECORD * n_columns
-            y += y_stride * n_columns
+            x += next_tile
+            y += emit_reload(k, "y_stride") * n_columns
             rows_left -= n_columns
 
 
