@@ -2572,14 +2572,14 @@ def _each_vector(k, n, steps, body):
             body(lanes)
 
 
-def _load(k, pointer, lanes, disp=0):
+def _load_some(k, pointer, lanes, disp=0):
     """Emit the load of a vector of floats, or of its first lanes with zeros behind them."""
     if lanes is None:
         return k.load_f32x8(pointer, disp)
     return k.load_f32_n(pointer, lanes, disp)
 
 
-def _store(k, pointer, v, lanes, disp=0):
+def _store_some(k, pointer, v, lanes, disp=0):
     """Emit the store of a vector of floats, or of its first lanes alone."""
     if lanes is None:
         k.store_f32x8(pointer, v, disp)
@@ -2649,8 +2649,8 @@ def _elementwise(k, function, inputs=("x",), numbers=()):
     constants = [field.number(name) for name in numbers]
 
     def body(lanes):
-        values = [_load(k, pointer, lanes) for pointer in pointers[:-1]]
-        _store(k, pointers[-1], function(k, *values, *constants), lanes)
+        values = [_load_some(k, pointer, lanes) for pointer in pointers[:-1]]
+        _store_some(k, pointers[-1], function(k, *values, *constants), lanes)
 
     _each_vector(k, n, [(pointer, 32) for pointer in pointers], body)
 
@@ -2709,7 +2709,7 @@ def emit_rows(k):
     x = field.row("x", k.load_i32(field("index") + (k.chunk << 2)))
     out = field.row("out", k.chunk)
     _each_vector(k, field("n"), ((x, 32), (out, 32)),
-                 lambda lanes: _store(k, out, _load(k, x, lanes), lanes))
+                 lambda lanes: _store_some(k, out, _load_some(k, x, lanes), lanes))
 
 
 # Norms.  A row is read twice, or three times; it stays in the nearest cache.
@@ -2722,7 +2722,7 @@ def _lane_sum(k, x, n, function):
     total, x = k.zero_f32x8(), k.copy(x)
 
     def body(lanes):
-        v = function(_load(k, x, lanes))
+        v = function(_load_some(k, x, lanes))
         k.add_f32(total, v if lanes is None else v & _first_lanes(k, lanes), to=total)
 
     _each_vector(k, n, ((x, 32),), body)
@@ -2745,8 +2745,8 @@ def emit_rms_norm(k):
     with k.loop(field("runs")):
         scale = _inverse_root(k, _lane_sum(k, x, n, lambda v: v * v), length, eps)
         w = field("w")
-        _each_vector(k, n, ((x, 32), (out, 32), (w, 32)), lambda lanes: _store(
-            k, out, _load(k, x, lanes) * scale * _load(k, w, lanes), lanes))
+        _each_vector(k, n, ((x, 32), (out, 32), (w, 32)), lambda lanes: _store_some(
+            k, out, _load_some(k, x, lanes) * scale * _load_some(k, w, lanes), lanes))
         rest = (n & 7) << 2
         x += rest
         out += rest
@@ -2767,13 +2767,13 @@ def emit_layer_norm(k):
     w, b = field("w"), field("b")
 
     def normed(lanes):
-        return (_load(k, x, lanes) - mean) * scale * _load(k, w, lanes)
+        return (_load_some(k, x, lanes) - mean) * scale * _load_some(k, w, lanes)
 
     with k.if_(b, "!=", 0):
-        _each_vector(k, n, ((x, 32), (out, 32), (w, 32), (b, 32)), lambda lanes: _store(
-            k, out, normed(lanes) + _load(k, b, lanes), lanes))
+        _each_vector(k, n, ((x, 32), (out, 32), (w, 32), (b, 32)), lambda lanes: _store_some(
+            k, out, normed(lanes) + _load_some(k, b, lanes), lanes))
     with k.else_():
-        _each_vector(k, n, ((x, 32), (out, 32), (w, 32)), lambda lanes: _store(
+        _each_vector(k, n, ((x, 32), (out, 32), (w, 32)), lambda lanes: _store_some(
             k, out, normed(lanes), lanes))
 
 
@@ -2804,7 +2804,7 @@ def emit_rope(k, pairing):
             _rope_halves(k, x, out, cos, sin, half)
         rest = field("head_dim") - (half << 1)          # the dimensions that do not turn
         _each_vector(k, rest, ((x, 32), (out, 32)),
-                     lambda lanes: _store(k, out, _load(k, x, lanes), lanes))
+                     lambda lanes: _store_some(k, out, _load_some(k, x, lanes), lanes))
         short = (rest & 7) << 2
         x += short
         out += short
@@ -2816,9 +2816,9 @@ def _rope_halves(k, x, out, cos, sin, half):
     xb, outb = x + n_bytes, out + n_bytes
 
     def body(lanes):
-        a, b, c, s = (_load(k, pointer, lanes) for pointer in (x, xb, cos, sin))
-        _store(k, out, a * c - b * s, lanes)
-        _store(k, outb, a * s + b * c, lanes)
+        a, b, c, s = (_load_some(k, pointer, lanes) for pointer in (x, xb, cos, sin))
+        _store_some(k, out, a * c - b * s, lanes)
+        _store_some(k, outb, a * s + b * c, lanes)
 
     _each_vector(k, half, [(pointer, 32) for pointer in (x, xb, out, outb, cos, sin)], body)
     rest = (half & 7) << 2
@@ -2841,10 +2841,10 @@ def _rope_interleaved(k, x, out, cos, sin, half):
         return k.shuffle_i8(v, twice).f32
 
     def body(lanes):
-        v = _load(k, x, lanes)
+        v = _load_some(k, x, lanes)
         swapped = k.shuffle_i32(v, (1, 0, 3, 2))
         s = spread(sin, lanes) ^ sign
-        _store(k, out, v * spread(cos, lanes) + swapped * s, lanes)
+        _store_some(k, out, v * spread(cos, lanes) + swapped * s, lanes)
 
     n = half << 1
     _each_vector(k, n, ((x, 32), (out, 32), (cos, 16), (sin, 16)), body)
@@ -3221,7 +3221,7 @@ def _attention_finish(k, at, field, get, put, head_dim):
             for t in range(at.n_vectors):
                 lanes = k.imm(head_dim % 8) if 8 * (t + 1) > head_dim else None
                 o = k.load_f32x8(state, at.o + 32 * t) * a
-                _store(k, out, o * inverse, lanes, 32 * t)
+                _store_some(k, out, o * inverse, lanes, 32 * t)
             head += 1
             out += 4 * head_dim
             state += at.state_bytes
@@ -3242,7 +3242,7 @@ def emit_argmax(k):
     here = k.const_i32x8(range(8))
 
     def body(lanes):
-        v = _load(k, x, lanes)
+        v = _load_some(k, x, lanes)
         not_finite = k.cmpgt_i32(v & far, k.const_i32x8(0x7F7FFFFF))
         k.or_(wild, not_finite, to=wild)
         if lanes is not None:
