@@ -3424,7 +3424,7 @@ class Block:
         if self.kind in ("if", "else"):
             k.instructions.append(("endif", number))
         else:
-            k.instructions.append(("end" + self.kind, *self.operands, number))
+            k._control("end" + self.kind, *self.operands, number)
 
 
 def _add_method(op):

@@ -54,7 +54,19 @@ def interpreted(kernel, args, chunk, scratch):
     kshipra.interpret(kernel, args, chunk, scratch)
 
 
-WAYS = [interpreted]
+ISAS = kshipra.host_instruction_sets()[0]
+FUNCTIONS = {}
+
+
+def native(kernel, args, chunk, scratch):
+    if kernel not in FUNCTIONS:
+        code, reason = kshipra.compile_kernels([kernel], ISAS[0])
+        assert code, reason
+        FUNCTIONS[kernel] = code.function(0)
+    FUNCTIONS[kernel](args, chunk, scratch)
+
+
+WAYS = [interpreted, native] if ISAS else [interpreted]
 SCRATCH = Memory(bytes(1 << 19))
 
 
