@@ -3202,6 +3202,7 @@ _OP_ROWS = [
     ("hsum_f32",    "V=v",   "f32", _hsum_f32),   # ((l0+l1)+(l2+l3)) + ((l4+l5)+(l6+l7)), every lane
     ("hmax_f32",    "V=v",   "f32", _fold(_larger, _f32, _to_f32)),
     ("load_f16x8",  "V=id",  "f32", _load_lanes("<8e", _to_f32)),
+    ("f16_to_f32",  "V=v",   "f32", lambda a: _to_f32(struct.unpack("<8e", a[:16]))),   # of the low half
     ("load_bf16x8", "V=id",  "f32", _load_lanes("<8H", lambda h: _to_i32([x << 16 for x in h]))),
     ("store_f16x8", "=ivd",  None, lambda base, v, disp: _store(
         base + disp, b"".join(map(_f16_bytes, _f32(v))))),
@@ -4899,7 +4900,652 @@ def choose_isa(environ):
 
 
 # ---------------------------------------------------------------------------------------
-# 5.5 Kernels
+# 5.5 Kernels: matrices
+#
+# y = W x is where an inference engine spends its time.  For one token every weight is read
+# once and used once, so memory sets the pace; for a long prompt a weight is used for every
+# row, so arithmetic does.  Two kernels, then: emit_matvec takes weights apart and multiplies
+# at once, emit_matmul takes them apart into a small panel first and uses that for all rows.
+#
+# The one idea is to work on eight weight rows at a time, lane = row.  Four neighbouring codes
+# of a row are one 32-bit lane, so a vector holds four codes of eight rows, and the processor's
+# dot product of four bytes adds all of them to eight sums at once.  Scales are vectors too.
+# To get there, 16 bytes of eight rows are turned like a 4 x 4 table in each half:
+#
+#     row 0 | a0 a1 a2 a3 | row 4 | e0 e1 e2 e3 |          | a0 b0 c0 d0 | e0 f0 g0 h0 |
+#     row 1 | b0 b1 b2 b3 | row 5 | f0 f1 f2 f3 |    ->    | a1 b1 c1 d1 | e1 f1 g1 h1 |
+#     row 2 | c0 c1 c2 c3 | row 6 | g0 g1 g2 g3 |          | a2 b2 c2 d2 | e2 f2 g2 h2 |
+#     row 3 | d0 d1 d2 d3 | row 7 | h0 h1 h2 h3 |          | a3 b3 c3 d3 | e3 f3 g3 h3 |
+#
+# and what was said of one block in chapter 1 (which bits of which bytes are the codes, the
+# scales, the minimums) holds for a column of eight of them: the kernels are made from the same
+# fields, and no format is named here.
+#
+# The weights' rows lie a fixed distance apart, which is written into the code, so a kernel is
+# built for a format and an n_in.  The float steps and their order are those of chapter 4.
+
+# Activations, quantized: a record for each block of 32 of each row, block-major, so that the
+# records of neighbouring rows are neighbours:  record of block b, row r = x + 64 * (b * R + r).
+#
+#     0           32      36            40     44     48     52           56           60
+#    +-----------+-------+-------------+------+------+------+------------+------------+---+
+#    | codes[32] | scale | scale * sum | -low | -high| -sum | scale * low| scale *high| 0 |
+#    +-----------+-------+-------------+------+------+------+------------+------------+---+
+#
+# low, high: the sums of the first and of the last 16 codes; sum: of all.  i8, f32 and i32.
+
+ACT_RECORD = 64
+ACT_SCALE = 32
+ACT_SCALED = {32: (36,), 16: (52, 56)}         # by sub-block length: scale * sum of the codes
+ACT_MINUS = {32: (48,), 16: (40, 44)}          # the sum of the codes, negative
+
+
+def emit_quantize_block(k, x, record, disp=0):
+    """Emit quantize_activations for the 32 floats at x + disp, into the record at `record`.
+
+    A float's bits without the sign grow as it does, so the largest magnitude is found among
+    integers, where an infinity or a NaN is larger than all; then scale is no finite number.
+    """
+    block = [k.load_f32x8(x, disp + 32 * i) for i in range(4)]
+    magnitude = k.const_i32x8(0x7FFFFFFF)
+    a, b, c, d = [k.and_(v.i32, magnitude) for v in block]
+    peak = k.hmax_u32(k.max_u32(k.max_u32(a, b), k.max_u32(c, d)))
+    tiny = k.cmpgt_i32(k.const_f32x8(TINY), peak)
+    full = k.const_f32x8(127.0)
+    scale = k.andnot(tiny.f32, peak.f32 / full)
+    inverse = k.andnot(tiny.f32, full / peak.f32)
+    codes = [k.f32_to_i32(v * inverse) for v in block]
+    for i, v in enumerate(codes):
+        k.store_i32_as_i8(record, v, 8 * i)
+    low, high = k.hsum_i32(codes[0] + codes[1]), k.hsum_i32(codes[2] + codes[3])
+    total, zero = low + high, k.zero_i32x8()
+    words = [scale, k.i32_to_f32(total) * scale, zero - low, zero - high, zero - total,
+             k.i32_to_f32(low) * scale, k.i32_to_f32(high) * scale]
+    row = zero                                 # lane 7 stays zero
+    for lane, v in enumerate(words):
+        row = k.blend_i32(row, v, 1 << lane)
+    k.store_i32x8(record, row, ACT_SCALE)
+
+
+def emit_quantize(k):
+    """Emit quantize_activations for row `chunk` of x.
+
+    x: f32 (n_rows, 32 * n_blocks)   xq: records (n_blocks, n_rows)
+    """
+    x, xq, n_blocks, n_rows = k.args("x", "xq", "n_blocks", "n_rows")
+    x += k.chunk * (n_blocks << 7)
+    xq += k.chunk << 6
+    step = n_rows << 6
+    with k.loop(n_blocks):
+        emit_quantize_block(k, x, xq)
+        k.advance(x=128)
+        xq += step
+
+
+# Taking eight blocks apart.
+
+class EightRuns:
+    """Eight runs of bytes side by side, lane = run: a register and eight distances from it."""
+
+    def __init__(self, k, base, steps):
+        self.k, self.base, self.steps = k, base, steps
+
+    def words(self, at, wanted=(0, 1, 2, 3)):
+        """Return {byte: i32x8 of the four bytes from there}, of the 16 bytes from `at`.
+
+        wanted: which of the four words to return; all 16 bytes are read.
+        """
+        k, base, steps = self.k, self.base, self.steps
+        rows = [k.load_high(k.load_i8x16(base, steps[i] + at), base, steps[i + 4] + at)
+                for i in range(4)]
+        return {at + 4 * j: v for j, v in zip(wanted, emit_turn(k, rows, wanted))}
+
+
+def emit_turn(k, rows, wanted=(0, 1, 2, 3)):
+    """Return the wanted columns of a 4 x 4 table of words, in each half by itself."""
+    a, b, c, d = rows
+    pairs = {}
+    if min(wanted) < 2:
+        pairs[0] = k.unpack_lo_i32(a, b), k.unpack_lo_i32(c, d)
+    if max(wanted) > 1:
+        pairs[1] = k.unpack_hi_i32(a, b), k.unpack_hi_i32(c, d)
+    return [(k.unpack_hi_i64 if j & 1 else k.unpack_lo_i64)(*pairs[j >> 1]) for j in wanted]
+
+
+def emit_f16_pair(k, words, wanted=(0, 1)):
+    """Return the f16 in the low (0) and in the high (1) 16 bits of each word, as f32x8."""
+    order = k.const_i8x32([0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15] * 2)
+    packed = k.shuffle_i8(words, order)        # in each half: four low ones, four high ones
+    swapped = k.halves(packed, packed, 1, 0)
+    return [k.f16_to_f32((k.unpack_hi_i64 if high else k.unpack_lo_i64)(packed, swapped))
+            for high in wanted]
+
+
+def _places(runs):
+    """Return where a field's integers 4 p .. 4 p + 3 stand, for each p: (byte, shift, width)."""
+    return [(at + i, shift, width) for at, n, shift, width in runs for i in range(0, n, 4)]
+
+
+def emit_bits(k, word, shift, width, place=0):
+    """Return `width` bits from bit `shift` of each byte of word, moved to bit `place`."""
+    if width == 8:
+        return word
+    if shift != place:
+        word = word >> (shift - place) if shift > place else word << (place - shift)
+    return k.and_(word, k.const_i8x32(((1 << width) - 1) << place))
+
+
+def emit_spread(k, word, p):
+    """Return bits 4 p .. 4 p + 3 of each word, one at bit 4 of each byte.
+
+    The byte that holds them is copied to all four, each copy keeps its own bit, in the upper
+    half of the byte, and anything there is 16 or more.
+    """
+    copies = k.shuffle_i8(word, k.const_i8x32([i // 4 * 4 + p // 2 for i in range(16)] * 2)).i32
+    if p % 2 == 0:
+        copies = copies << 4
+    own = k.and_(copies, k.const_i8x32([16, 32, 64, 128] * 8))
+    return k.min_u8(own, k.const_i8x32(16)).i32
+
+
+def emit_field(k, field, p, words):
+    """Return integers 4 p .. 4 p + 3 of a field, a byte each and not yet less its bias."""
+    at, shift, width = _places(field.low)[p]
+    v = emit_bits(k, words[at], shift, width)
+    if field.high:
+        at, shift, width = _places(field.high)[p]
+        if width:
+            v = k.or_(v, emit_bits(k, words[at], shift, width, field.place))
+    return v
+
+
+def emit_byte(k, word, i, field):
+    """Return byte i of each word, less the field's bias, as i32x8."""
+    if field.low[0][3] == 8:                                # int8: its sign is copied down
+        return (word << (24 - 8 * i) if i < 3 else word) >> 24
+    v = k.shr_i32(word, 8 * i) if i else word
+    v = k.and_(v, k.const_i32x8(255)) if i < 3 else v
+    return v - k.const_i32x8(field.bias) if field.bias else v
+
+
+def emit_scales(k, format, block, keep):
+    """Emit keep(s, scale, low) for each sub-block s; low is None without minimums.
+
+    block: EightRuns over eight blocks   scale, low: f32x8, exact as in Format.unpack
+    """
+    # The last two bytes of a block are read as the upper half of its last four.
+    d_at = min(format.d_off, format.block_bytes - 4)
+    needed = {d_at} | {at for field in (format.scales, format.mins) if field
+                       for at, _, width in _places(field.low) + _places(field.high) if width}
+    words = {}
+    while needed:
+        first = min(needed)
+        start = first - max(0, -(-(first + 16 - format.block_bytes) // 4) * 4)
+        wanted = tuple([j for j in range(4) if start + 4 * j in needed])
+        words.update(block.words(start, wanted))
+        needed -= set(words)
+    halves = ((format.d_off - d_at) // 2, 1)[:1 if format.m_off is None else 2]
+    d, *m = emit_f16_pair(k, words[d_at], halves)
+    if not format.scales:
+        return keep(0, d, m[0] if m else None)
+    if m:
+        m = [k.xor(m[0], k.const_f32x8(-0.0))]
+    for p in range(format.block_len // format.sub_len // 4):
+        scales = emit_field(k, format.scales, p, words)
+        mins = emit_field(k, format.mins, p, words) if m else None
+        for i in range(4):
+            low = k.i32_to_f32(emit_byte(k, mins, i, format.mins)) * m[0] if m else None
+            keep(4 * p + i, k.i32_to_f32(emit_byte(k, scales, i, format.scales)) * d, low)
+
+
+def stretch_of(format):
+    """Return the length of the shortest run of weights that uses whole bytes of codes."""
+    length = 0
+    for i, (at, n, shift, width) in enumerate(format.codes.low):
+        if i and shift == 0:
+            break
+        length += n
+    return length
+
+
+def emit_codes(k, format, block, out):
+    """Emit out.codes(i, v) for every four codes of every stretch, out.finish() after each.
+
+    block: EightRuns over eight blocks   i: place in the stretch, a multiple of 4
+    v: four codes of each lane's block, plus the bias, so that none is negative (Q8_0's, the
+    only codes that fill a byte, are signed).  They come in the order of the bytes.
+    """
+    low, high = _places(format.codes.low), _places(format.codes.high)
+    per, n = stretch_of(format) // 4, format.block_len // stretch_of(format)
+    low_step, high_step = [places[per][0] - places[0][0] if places[per:] else 0
+                           for places in (low, high)]
+    if n > 1 and all(now[1:] == before[1:] for places in (low, high)
+                     for now, before in zip(places[per:], places)):
+        low_base, high_base = k.copy(block.base), k.copy(block.base) if high else None
+        with k.loop(n):
+            emit_stretch(k, format, EightRuns(k, low_base, block.steps), low[:per],
+                         EightRuns(k, high_base, block.steps), high[:per], out)
+            low_base += low_step
+            if high:
+                high_base += high_step
+    else:
+        for i in range(0, n * per, per):
+            emit_stretch(k, format, block, low[i:i + per], block, high[i:i + per], out)
+
+
+def emit_stretch(k, format, low_block, low, high_block, high, out):
+    """Emit one stretch of emit_codes.  low, high: where its codes' bits stand, see _places."""
+    field = format.codes
+    chunk_of = [[at - (at - places[0][0]) % 16 for at, _, _ in places] for places in (low, high)]
+    pairs = list(zip(chunk_of[1] or [None] * len(low), chunk_of[0]))
+    spread = block_word = None
+    if field.spread:
+        spread = low_block.words(field.spread[0], (0,))[field.spread[0]]
+    for high_chunk in sorted(set(chunk_of[1])) or [None]:
+        high_words = high_block.words(high_chunk) if high else None
+        for low_chunk in sorted({b for a, b in pairs if a == high_chunk}):
+            low_words = low_block.words(low_chunk)
+            group = [p for p in range(len(low)) if pairs[p] == (high_chunk, low_chunk)]
+            for p in sorted(group, key=lambda p: (low[p][0], p)):
+                at, shift, width = low[p]
+                v = emit_bits(k, low_words[at], shift, width)
+                if high:
+                    at, shift, width = high[p]
+                    v = k.or_(v, emit_bits(k, high_words[at], shift, width, field.place))
+                if field.spread:
+                    v = k.or_(v, emit_spread(k, spread, p))
+                out.codes(4 * p, v)
+    out.finish()
+
+
+# One token: take a block apart and multiply at once.
+
+class Products:
+    """Where emit_matvec sends codes and scales: into dot products, then into y.
+
+    x: register, the record of the first block   y: f32x8, one output a lane
+    Scales of more than one sub-block wait in the scratch, and so do the dot products of more
+    than two: the codes do not come in the order in which the sums must be made.
+    """
+
+    def __init__(self, k, format, x, y):
+        self.k, self.format, self.x, self.y = k, format, x, y
+        self.length = stretch_of(format)
+        self.scales, self.dots = {}, {}
+        self.many = format.scales is not None
+        self.park = self.length > 64
+        self.place = k.copy(k.scratch) if self.many else None
+
+    def keep(self, s, scale, low):
+        if self.many:
+            self.k.store_f32x8(self.k.scratch, scale, PARKED + 64 * s)
+            if low:
+                self.k.store_f32x8(self.k.scratch, low, PARKED + 64 * s + 32)
+        else:
+            self.scales[s] = scale, low
+
+    def start(self):
+        """Begin a block."""
+        if self.many:
+            self.k.mov(self.place, self.k.scratch)
+
+    def codes(self, i, v):
+        k, sub = self.k, self.format.sub_len
+        s = i // sub
+        if s not in self.dots:
+            self.dots[s] = [emit_first_sum(k, self.format, self.x, s), 0]
+        dot = self.dots[s]
+        emit_dot(k, self.format, dot[0], v, self.x, i // 32 * ACT_RECORD + i % 32)
+        dot[1] += 4
+        if self.park and dot[1] == sub:
+            k.store_i32x8(k.scratch, dot[0], 32 * s)
+
+    def finish(self):
+        """Emit the float steps of one stretch, in order."""
+        k, sub = self.k, self.format.sub_len
+        for s in range(self.length // sub):
+            dot = k.load_i32x8(k.scratch, 32 * s) if self.park else self.dots[s][0]
+            if self.many:
+                scale = k.load_f32x8(self.place, PARKED + 64 * s)
+                low = k.load_f32x8(self.place, PARKED + 64 * s + 32) if self.format.mins else None
+            else:
+                scale, low = self.scales[s]
+            emit_add_dot(k, self.y, dot, scale, low, self.x, s * sub, sub)
+        self.dots = {}
+        k.add(self.x, self.length // 32 * ACT_RECORD, to=self.x)
+        if self.many:
+            k.add(self.place, 64 * (self.length // sub), to=self.place)
+
+
+PARKED = 256                            # scratch: 8 dot products, then the scales
+
+
+def emit_first_sum(k, format, x, s, disp=0):
+    """Return what a dot product of sub-block s starts from: less its bias times the codes of x.
+
+    The bias is a power of two; the record holds the sum of the codes, negative.
+    """
+    if not format.codes.bias:
+        return k.zero_i32x8()
+    at = s * format.sub_len
+    minus = ACT_MINUS[format.sub_len][at % 32 // format.sub_len]
+    return k.broadcast_i32x8(x, disp + at // 32 * ACT_RECORD + minus) << (
+        format.codes.bias.bit_length() - 1)
+
+
+def emit_dot(k, format, dot, v, x, disp):
+    """Emit dot += the products of v's codes and the four activation codes at x + disp."""
+    if format.codes.low[0][3] == 8:
+        k.dot4_ss(dot, v, k.broadcast_i32x8(x, disp))
+    else:
+        k.dot4_us_m(dot, v, x, disp)
+
+
+def emit_add_dot(k, y, dot, scale, low, x, at, sub, disp=0):
+    """Emit y += dot * (scale * x's scale), then y += low * (x's scale * the codes' sum).
+
+    at: place of the sub-block, whose record is at x + disp + at // 32 * ACT_RECORD
+    """
+    record = disp + at // 32 * ACT_RECORD
+    y += k.i32_to_f32(dot) * (scale * k.broadcast_f32x8(x, record + ACT_SCALE))
+    if low:
+        y += low * k.broadcast_f32x8(x, record + ACT_SCALED[sub][at % 32 // sub])
+
+
+def emit_row_groups(k, w, n_out, chunk_rows, row_bytes, lanes):
+    """Return the registers (row, end, last) of a loop over groups of eight rows.
+
+    The loop runs while row < end; a group starts at min(row, last), so that the last group
+    ends at the last row and some rows are computed twice.
+    """
+    row = k.chunk * chunk_rows
+    return row, k.min(row + chunk_rows, n_out), n_out - lanes
+
+
+def emit_matvec(k, format, n_in, lanes=8):
+    """Emit matmul_naive for one row of activations and rows chunk * chunk_rows ... of w.
+
+    w: packed rows of n_in weights   x: records of one row   y: f32 (n_out,)
+    lanes: 8, or n_out if that is less; then the surplus lanes repeat the last row.
+    The group of rows after this one is fetched ahead while this one is computed.
+    n_rows and y_stride are there to have emit_matmul's arguments.
+    """
+    w, x, y, n_out, chunk_rows, _, _ = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows",
+                                              "y_stride")
+    row_bytes, block_bytes = format.n_bytes(n_in), format.block_bytes
+    steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
+    row, end, last = emit_row_groups(k, w, n_out, chunk_rows, row_bytes, lanes)
+    with k.while_(row, "<", end):
+        first = k.min(row, last)
+        base = w + first * row_bytes
+        ahead = base + 8 * row_bytes
+        out = Products(k, format, k.copy(x), k.zero_f32x8())
+        block = EightRuns(k, base, steps)
+        with k.loop(n_in // format.block_len):
+            for line in range(0, 8 * block_bytes, 64):
+                k.prefetch(ahead, line)
+            out.start()
+            emit_scales(k, format, block, out.keep)
+            emit_codes(k, format, block, out)
+            base += block_bytes
+            ahead += 8 * block_bytes
+        emit_store_lanes(k, y + (first << 2), out.y, lanes)
+        row += 8
+
+
+def emit_store_lanes(k, y, v, lanes):
+    if lanes == 8:
+        k.store_f32x8(y, v)
+    else:
+        k.store_f32_n(y, v, k.imm(lanes))
+
+
+# Many rows: take eight weight rows apart into a panel, then multiply it with all rows.
+#
+# A panel is a row of records, one for 32 weights of each of the eight rows:
+#
+#     0                    256           288
+#    +--------------------+-------------+-----------------------+
+#    | 8 vectors of codes | scales f32x8| minimums, if any      |    twice the latter for
+#    +--------------------+-------------+-----------------------+    sub-blocks of 16
+
+def panel_record_bytes(format):
+    """Return the size of a panel's record: 8 * 32 codes, then the sub-blocks' scales."""
+    return 256 + 32 // format.sub_len * _scales_bytes(format)
+
+
+def _scales_bytes(format):
+    return 32 if format.m_off is None else 64
+
+
+def matmul_scratch_bytes(format, n_in, chunk_rows):
+    """Return the scratch that emit_matmul needs: the panels of a chunk."""
+    return -(-chunk_rows // 8) * (n_in // 32) * panel_record_bytes(format)
+
+
+class Panel:
+    """Where codes and scales are sent to be kept: the record at register `at` and those after it."""
+
+    def __init__(self, k, format, at):
+        self.k, self.format, self.at = k, format, at
+        self.record_bytes = panel_record_bytes(format)
+
+    def keep(self, s, scale, low):
+        i = s * self.format.sub_len
+        disp = (i // 32 * self.record_bytes + 256
+                + i % 32 // self.format.sub_len * _scales_bytes(self.format))
+        self.k.store_f32x8(self.at, scale, disp)
+        if low:
+            self.k.store_f32x8(self.at, low, disp + 32)
+
+    def codes(self, i, v):
+        self.k.store_i32x8(self.at, v, i // 32 * self.record_bytes + i % 32 * 8)
+
+    def finish(self):
+        self.k.add(self.at, stretch_of(self.format) // 32 * self.record_bytes, to=self.at)
+
+
+def emit_panel(k, format, block, n_blocks, at):
+    """Emit the unpacking of n_blocks blocks of eight runs into the panel at register `at`."""
+    out = Panel(k, format, at)
+    with k.loop(n_blocks):
+        emit_scales(k, format, block, out.keep)
+        emit_codes(k, format, block, out)
+        k.add(block.base, format.block_bytes, to=block.base)
+
+
+def emit_tile(k, format, n_in, panel, x, x_step, n_columns):
+    """Return y, an f32x8 for each of n_columns rows of activations: the panel times those rows.
+
+    panel, x: registers, which move: the first records   x_step: register, from block to block
+    """
+    sub, record_bytes = format.sub_len, panel_record_bytes(format)
+    y = [k.zero_f32x8() for _ in range(n_columns)]
+    with k.loop(n_in // 32):
+        for s in range(32 // sub):
+            dots = [emit_first_sum(k, format, x, s, ACT_RECORD * c) for c in range(n_columns)]
+            for i in range(s * sub, (s + 1) * sub, 4):
+                v = k.load_i32x8(panel, 8 * i)
+                for c, dot in enumerate(dots):
+                    emit_dot(k, format, dot, v, x, ACT_RECORD * c + i)
+            at = 256 + s * _scales_bytes(format)
+            scale = k.load_f32x8(panel, at)
+            for c, dot in enumerate(dots):
+                low = k.load_f32x8(panel, at + 32) if format.m_off is not None else None
+                emit_add_dot(k, y[c], dot, scale, low, x, s * sub, sub, ACT_RECORD * c)
+        panel += record_bytes
+        x += x_step
+    return y
+
+
+TILES = (6, 4, 2, 1)                    # rows of activations at a time; 6 fill the registers
+
+
+def emit_matmul(k, format, n_in, lanes=8):
+    """Emit matmul_naive for all rows of activations and rows chunk * chunk_rows ... of w.
+
+    w: packed rows of n_in weights   x: records (n_in / 32, n_rows)   y: f32, rows y_stride
+    bytes apart.  chunk_rows: a multiple of 8.  scratch: matmul_scratch_bytes.
+    lanes: 8, or n_out if that is less; then the surplus lanes repeat the last row.
+    """
+    w, x, y, n_out, chunk_rows, rows_left, y_stride = k.args(
+        "w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")
+    row_bytes = format.n_bytes(n_in)
+    steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
+    row, end, last = emit_row_groups(k, w, n_out, chunk_rows, row_bytes, lanes)
+    panel = k.copy(k.scratch)
+    with k.while_(row, "<", end):
+        base = w + k.min(row, last) * row_bytes
+        emit_panel(k, format, EightRuns(k, base, steps), n_in // format.block_len, panel)
+        row += 8
+    x_step = rows_left << 6
+    for n_columns in TILES:
+        with k.while_(rows_left, ">=", n_columns):
+            k.mov(panel, k.scratch)
+            k.mov(row, k.chunk * chunk_rows)
+            with k.while_(row, "<", end):
+                tile = emit_tile(k, format, n_in, panel, k.copy(x), x_step, n_columns)
+                out = y + (k.min(row, last) << 2)
+                for v in tile:
+                    emit_store_lanes(k, out, v, lanes)
+                    out += y_stride
+                row += 8
+            x += ACT_RECORD * n_columns
+            y += y_stride * n_columns
+            rows_left -= n_columns
+
+
+# Weights that are plain floats.
+
+FLOAT_LOADS = {"F32": "load_f32x8", "F16": "load_f16x8", "BF16": "load_bf16x8"}
+
+
+def emit_load_floats(k, format, base, disp, n=8):
+    """Return the first n weights at base + disp as f32x8, the other lanes 0 and not read."""
+    if n == 8:
+        return getattr(k, FLOAT_LOADS[format.name])(base, disp)
+    if format.name == "F32":
+        return k.load_f32_n(base, k.imm(n), disp)
+    v = k.zero_i32x8()
+    for i in range(n):
+        v = k.insert_i32(v, k.load_u16(base, disp + 2 * i), i)
+    return emit_f16_pair(k, v, (0,))[0] if format.name == "F16" else (v << 16).f32
+
+
+def emit_float_tile(k, format, n_in, w, x, y, y_stride, n_rows, n_columns):
+    """Emit y[c][o] = lane_sum(w[o] * x[c]) for n_rows rows of w and n_columns rows of x.
+
+    w, x, y: registers, which do not move   y_stride: register
+    """
+    row_bytes, n_tail = format.n_bytes(n_in), n_in % 8
+    w, x, y = k.copy(w), k.copy(x), k.copy(y)
+    sums = [[k.zero_f32x8() for _ in range(n_rows)] for _ in range(n_columns)]
+
+    def add_products(n):
+        columns = [emit_load_floats(k, FORMATS["F32"], x, 4 * n_in * c, n)
+                   for c in range(n_columns)]
+        for o in range(n_rows):
+            v = emit_load_floats(k, format, w, row_bytes * o, n)
+            for column, total in zip(columns, sums):
+                total[o] += v * column
+
+    with k.loop(n_in // 8):
+        add_products(8)
+        w += format.n_bytes(8)
+        x += 32
+    if n_tail:
+        add_products(n_tail)
+    for total in sums:
+        for o, v in enumerate(total):
+            k.store_f32(y, k.hsum_f32(v), 4 * o)
+        y += y_stride
+
+
+def emit_matmul_float(k, format, n_in):
+    """Emit matmul_naive for all rows of x and rows chunk * chunk_rows ... of float weights.
+
+    w: rows of n_in floats, one after the other   x: f32 (n_rows, n_in)
+    y: f32, rows y_stride bytes apart.
+    Three rows by three share each value read three times; with one row of activations left,
+    four weight rows are read side by side.
+    """
+    w, x, y, n_out, chunk_rows, rows_left, y_stride = k.args(
+        "w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")
+    row_bytes = format.n_bytes(n_in)
+    first = k.chunk * chunk_rows
+    n_chunk = k.min(n_out - first, chunk_rows)
+    w += first * row_bytes
+    y += first << 2
+    for n_columns, shapes in ((3, (3, 1)), (1, (4, 1))):
+        with k.while_(rows_left, ">=", n_columns):
+            left, weights, out = k.copy(n_chunk), k.copy(w), k.copy(y)
+            for n_rows in shapes:
+                with k.while_(left, ">=", n_rows):
+                    emit_float_tile(k, format, n_in, weights, x, out, y_stride,
+                                    n_rows, n_columns)
+                    weights += row_bytes * n_rows
+                    out += 4 * n_rows
+                    left -= n_rows
+            x += 4 * n_in * n_columns
+            y += y_stride * n_columns
+            rows_left -= n_columns
+
+
+# Embeddings: rows of a weight as floats.
+
+def emit_embed(k, format, n_in):
+    """Emit y = w[tokens[chunk]], as Format.decode has it.
+
+    tokens: i32   w: rows of n_in weights   y: f32, rows y_stride bytes apart   scratch: 4096
+    Eight blocks of one row take the place of eight rows; where the row has no more blocks the
+    last one is repeated.
+    """
+    tokens, w, y, y_stride = k.args("tokens", "w", "y", "y_stride")
+    token = k.load_i32(tokens + (k.chunk << 2))
+    w += token * format.n_bytes(n_in)
+    y += k.chunk * y_stride
+    if format.sub_len is None:
+        n_tail = n_in % 8
+        with k.loop(n_in // 8):
+            k.store_f32x8(y, emit_load_floats(k, format, w, 0))
+            w += format.n_bytes(8)
+            y += 32
+        if n_tail:
+            k.store_f32_n(y, emit_load_floats(k, format, w, 0, n_tail), k.imm(n_tail))
+        return
+    n_blocks, block_len = n_in // format.block_len, format.block_len
+    lanes = min(8, n_blocks)
+    steps = [min(i, lanes - 1) for i in range(8)]
+    done = k.imm(0)
+    with k.while_(done, "<", n_blocks):
+        first = k.min(done, n_blocks - lanes)
+        block = EightRuns(k, w + first * format.block_bytes,
+                          [i * format.block_bytes for i in steps])
+        emit_panel(k, format, block, 1, k.copy(k.scratch))
+        emit_decode(k, format, k.copy(k.scratch), y + first * (4 * block_len),
+                    [4 * block_len * i for i in steps])
+        done += 8
+
+
+def emit_decode(k, format, panel, y, steps):
+    """Emit the weights of the block in each of a panel's lanes to y + steps[lane]; both move."""
+    sub = format.sub_len
+    with k.loop(format.block_len // 32):
+        for s in range(32 // sub):
+            at = 256 + s * _scales_bytes(format)
+            scale = k.load_f32x8(panel, at)
+            low = k.load_f32x8(panel, at + 32) if format.m_off is not None else None
+            for i in range(s * sub, (s + 1) * sub, 4):
+                v = k.load_i32x8(panel, 8 * i)
+                floats = [k.i32_to_f32(emit_byte(k, v, j, format.codes)) * scale
+                          for j in range(4)]
+                if low:
+                    floats = [f + low for f in floats]
+                for lane, f in enumerate(emit_turn(k, [f.i32 for f in floats])):
+                    k.store_i8x16(y, f, steps[lane] + 4 * i)
+                    k.store_i8x16(y, k.halves(f, f, 1, 1), steps[lane + 4] + 4 * i)
+        panel += panel_record_bytes(format)
+        y += 128
 
 
 # ---------------------------------------------------------------------------------------
