@@ -2365,11 +2365,11 @@ POWERS_OF_2 = [2.0 ** n for n in range(-126, 128)]
 
 
 def exp(x):
-    """Return e to the power of each element of x; x is first clamped to EXP_MIN..EXP_MAX.
+    """Return e to the power of each element of x, rounded and clamped to EXP_MIN..EXP_MAX.
 
     Raises KshipraError for what is not a number; infinities are clamped like the rest.
     """
-    x = [EXP_MIN if v < EXP_MIN else EXP_MAX if v > EXP_MAX else v for v in x]
+    x = array("f", [EXP_MIN if v < EXP_MIN else EXP_MAX if v > EXP_MAX else v for v in x])
     check_finite(x)
     n = list(map(round, f32_scale(x, LOG2_E)))
     r = array("f", [v - k * LN2_HI for v, k in zip(x, n)])
