@@ -5962,21 +5962,19 @@ def emit_kv_store(k, kv_type, head_dim):
 #
 #   load     keys and values come from the pages to the scratch, as float32: one after another,
 #            whatever the pages' size and type, short vectors filled up with zeros
-#   scores   of each pair that sees some of the chunk       \
-#   softmax  m, l and p = exp(score - m), in their place      } attend_chunk, merge_chunks
-#   values   o, merged into the state of the pair           /
+#   scores   of each pair that sees some of the chunk           \
+#   softmax  p = exp(score - m) in their place, and their sum    }  attend_chunk
+#   values   the sum of p * value; then all is merged           /   merge_chunks
+#            into the state of the pair
 #
 # Step by step for all pairs, and not pair by pair: so the nearest cache has to hold the keys
-# or the values, not both.  Scores and values go by two pairs at once: each vector of a key or
-# value, once loaded, serves two.  The positions of a run are those that any of its rows sees;
-# one that a pair does not see has score LOWEST and p = 0, and adds 0 * value to o, which
-# changes nothing (o is never -0.0, values are finite).
+# or the values, not both.  Several pairs are taken at once, so that a key or value, once
+# loaded, serves them all.  The positions of a run are those that any of its rows sees; one
+# that a pair does not see has score LOWEST and p = 0, and adds 0 * value to o, which changes
+# nothing (o is never -0.0, values are finite).
 #
 # A state that has seen nothing is m = LOWEST, l = 0, o = 0: merging a chunk into it gives that
 # chunk's own m, l and o, to the bit, since exp(0) = 1 and 0 * exp(-87) + y = y.
-#
-# Eight accumulators hold the lane sums of eight keys (or of four, for two pairs).  Three levels
-# of pairwise additions turn them into one vector of eight scores, in the order of tree_sum.
 
 LOWEST = f32(-3.4028234663852886e38)        # the lowest finite float32
 ATTENTION_PAIRS = 64                        # rows * heads of a unit, at most
@@ -5986,9 +5984,10 @@ class AttentionScratch:
     """What lies where in the scratch of attention: byte offsets, in the order of the chapter.
 
     row_bytes: of a key or value, padded to whole vectors
-    frame: whole numbers that would otherwise occupy registers
+    frame: whole numbers that would otherwise occupy registers   queries, sums: of eight pairs
     pairs: for each pair that sees the chunk: address of q, last unseen position before, first
-    after, address of the state.  The offsets m .. o are within a state; m, l: in eight lanes.
+    after, address of the state.  The offsets m .. o are within a state; m, l: in eight lanes;
+    top, total: largest score and sum of p of the chunk, lane by lane.
     """
 
     FRAME = ("head", "row", "n_rows", "table", "lowest", "highest", "back", "k_addr", "v_step",
@@ -6002,9 +6001,12 @@ class AttentionScratch:
         self.values = self.keys + CHUNK * self.row_bytes
         self.spare = self.values + CHUNK * self.row_bytes
         self.frame = {name: self.spare + 32 + 8 * i for i, name in enumerate(self.FRAME)}
-        self.pairs = self.spare + 32 + 8 * len(self.FRAME)
+        self.queries = self.spare + 32 + 8 * len(self.FRAME)
+        self.sums = self.queries + 8 * self.row_bytes
+        self.pairs = self.sums + 4 * 8 * 32
         self.states = self.pairs + ATTENTION_PAIRS * self.PAIR_BYTES
-        self.m, self.l, self.factors, self.scores, self.o = 0, 32, 64, 96, 96 + 4 * CHUNK
+        self.m, self.l, self.top, self.total, self.scores = 0, 32, 64, 96, 128
+        self.o = self.scores + 4 * CHUNK
         self.state_bytes = self.o + self.row_bytes
         self.n_bytes = self.states + ATTENTION_PAIRS * self.state_bytes
 
@@ -6044,10 +6046,10 @@ def emit_attention(k, kv_type, head_dim, cap=False):
             put("last", k.min(get("pos") | (CHUNK - 1), get("highest")))
             _attention_load(*tools, kv_type, head_dim)
             _attention_pairs(*tools, head_dim)
-            _by_twos(*tools, lambda pair, n: _attention_scores(*tools, pair, n, head_dim, cap))
-            with k.loop(get("n_pairs")) as i:
-                _attention_softmax(*tools, k.scratch + (i - 1 << 5))
-            _by_twos(*tools, lambda pair, n: _attention_values(*tools, pair, n))
+            for sizes, step in (((8, 2, 1), lambda pair, n: _attention_scores(*tools, pair, n, head_dim, cap)),
+                                ((1,), lambda pair, n: _attention_softmax(*tools, pair)),
+                                ((2, 1), lambda pair, n: _attention_values(*tools, pair, n))):
+                _some_pairs(*tools, sizes, step)
             pos = get("last") + 1
             put("pos", pos)
             k.sub(get("highest") + 1, pos, to=left)
@@ -6056,14 +6058,14 @@ def emit_attention(k, kv_type, head_dim, cap=False):
         k.sub(rows_left, get("n_rows"), to=rows_left)
 
 
-def _by_twos(k, at, field, get, put, body):
-    """Emit body(pair, 2) for two pairs after two, and body(pair, 1) for the one left over."""
-    pair, n = k.copy(k.scratch), get("n_pairs")
-    with k.loop(n >> 1):
-        body(pair, 2)
-        pair += 2 * at.PAIR_BYTES
-    with k.if_(get("n_pairs") & 1, "!=", 0):
-        body(pair, 1)
+def _some_pairs(k, at, field, get, put, sizes, step):
+    """Emit step(pair, n) for all pairs, n at once, with as large an n of `sizes` as there are."""
+    pair, left = k.copy(k.scratch), get("n_pairs")
+    for n in sizes:
+        with k.while_(left, ">=", n):
+            step(pair, n)
+            pair += n * at.PAIR_BYTES
+            left -= n
 
 
 def _attention_unit(k, at, field, get, put, vector_bytes):
@@ -6186,41 +6188,19 @@ def _groups(k, get):
 
 
 def _attention_scores(k, at, field, get, put, pair, n, head_dim, cap):
-    """Emit the scores of n pairs, LOWEST where they do not see, and leave the largest, lane by
-    lane, in `factors`.
-
-    With n = 2 the eight accumulators are four keys of one pair, then the same four of the other.
-    """
-    full, rest, n_keys = head_dim // 8, head_dim % 8, 8 // n
-    unroll = max(u for u in (1, 2, 3, 4, 8) if full % u == 0)
+    """Emit the scores of n pairs, LOWEST where they do not see, and the largest, lane by lane."""
     index, n_groups = _groups(k, get)
     keys, pos = k.scratch + index * at.row_bytes, get("pos")
-    tops = [k.const_f32x8(LOWEST) for _ in range(n)]
+    for i in range(n):
+        state = k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.STATE)
+        k.store_f32x8(state, k.const_f32x8(LOWEST), at.top)
+    if n == 8:
+        _queries_of_eight(k, at, pair, head_dim)
     with k.loop(n_groups):
-        parts = []
-        for first in range(0, 8, n_keys):
-            sums = [k.zero_f32x8() for _ in range(8)]
-            queries = [k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.Q) for i in range(n)]
-
-            def accumulate(lanes, disp):
-                parts = [_load_some(k, query, lanes, disp) for query in queries]
-                for i in range(n_keys):
-                    key = k.load_f32x8(keys, at.keys + (first + i) * at.row_bytes + disp)
-                    for j, part in enumerate(parts):
-                        product = k.mul_f32(key, part, to=key if j == n - 1 else None)
-                        sums[j * n_keys + i] += product
-
-            with k.loop(full // unroll):
-                for t in range(unroll):
-                    accumulate(None, 32 * t)
-                for pointer in (keys, *queries):
-                    k.add(pointer, 32 * unroll, to=pointer)
-            if rest:
-                accumulate(k.imm(rest), 0)
-            keys -= 32 * full
-            parts.append(_eight_sums(k, sums))
-        if n == 2:
-            parts = [k.halves(*parts, 0, 2), k.halves(*parts, 1, 3)]
+        if n == 8:
+            parts = _scores_of_eight(k, at, keys)
+        else:
+            parts = _scores_of_few(k, at, keys, pair, n, head_dim)
         keys += 8 * at.row_bytes
         lanes = k.splat_i32(pos) + k.const_i32x8(range(8))
         for i, s in enumerate(parts):
@@ -6231,30 +6211,121 @@ def _attention_scores(k, at, field, get, put, pair, n, head_dim, cap):
             seen = k.cmpgt_i32(lanes, k.broadcast_i32x8(pair, disp + at.BEFORE))
             seen &= k.cmpgt_i32(k.broadcast_i32x8(pair, disp + at.AFTER), lanes)
             s = k.select(seen, s, k.const_f32x8(LOWEST)).f32
-            k.max_f32(tops[i], s, to=tops[i])
-            to = k.load_i64(pair, disp + at.STATE) + ((pos & (CHUNK - 1)) << 2)
-            k.store_f32x8(to, s, at.scores)
+            state = k.load_i64(pair, disp + at.STATE)
+            k.store_f32x8(state, k.max_f32(s, k.load_f32x8(state, at.top)), at.top)
+            k.store_f32x8(state + ((pos & (CHUNK - 1)) << 2), s, at.scores)
         pos += 8
-    for i, top in enumerate(tops):
-        k.store_f32x8(k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.STATE), top, at.factors)
+
+
+def _scores_of_few(k, at, keys, pair, n, head_dim):
+    """Emit q . key of one or two pairs and the eight keys at `keys`: a vector of each pair.
+
+    Eight accumulators hold the lane sums of eight keys, or of four keys for both pairs, and
+    then of the next four.
+    """
+    full, rest, n_keys = head_dim // 8, head_dim % 8, 8 // n
+    unroll = max(u for u in (1, 2, 3, 4, 8) if full % u == 0)
+    parts = []
+    for first in range(0, 8, n_keys):
+        sums = [k.zero_f32x8() for _ in range(8)]
+        queries = [k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.Q) for i in range(n)]
+
+        def accumulate(lanes, disp):
+            parts = [_load_some(k, query, lanes, disp) for query in queries]
+            for i in range(n_keys):
+                key = k.load_f32x8(keys, at.keys + (first + i) * at.row_bytes + disp)
+                for j, part in enumerate(parts):
+                    product = k.mul_f32(key, part, to=key if j == n - 1 else None)
+                    sums[j * n_keys + i] += product
+
+        with k.loop(full // unroll):
+            for t in range(unroll):
+                accumulate(None, 32 * t)
+            for pointer in (keys, *queries):
+                k.add(pointer, 32 * unroll, to=pointer)
+        if rest:
+            accumulate(k.imm(rest), 0)
+        keys -= 32 * full
+        parts.append(_eight_sums(k, sums))
+    return parts if n == 1 else [k.halves(*parts, 0, 2), k.halves(*parts, 1, 3)]
 
 
 def _eight_sums(k, v):
-    """Emit the vector whose lane i is tree_sum of the lanes of v[i]."""
+    """Emit the vector whose lane i is tree_sum of the lanes of v[i]: three levels of pairs."""
     low = k.hadd_f32(k.hadd_f32(v[0], v[1]), k.hadd_f32(v[2], v[3]))
     high = k.hadd_f32(k.hadd_f32(v[4], v[5]), k.hadd_f32(v[6], v[7]))
     return k.halves(low, high, 0, 2) + k.halves(low, high, 1, 3)
 
 
-def _attention_softmax(k, at, field, get, put, pair):
-    """Emit p = exp(score - m), 0 where the pair does not see, and the new m and l of the state.
+def _transpose(k, v):
+    """Emit the eight vectors whose vector i, lane j is vector j, lane i of v."""
+    pairs = [(k.unpack_lo_i32(a, b), k.unpack_hi_i32(a, b)) for a, b in zip(v[::2], v[1::2])]
+    fours = [[unpack(x, y) for x, y in zip(a, b) for unpack in (k.unpack_lo_i64, k.unpack_hi_i64)]
+             for a, b in zip(pairs[::2], pairs[1::2])]
+    return [k.halves(a, b, half, 2 + half).f32 for half in (0, 1) for a, b in zip(*fours)]
 
-    factors: the a and b of merge_chunks, exponentials of two lanes of one vector.
+
+def _queries_of_eight(k, at, pair, head_dim):
+    """Emit the transposed q of eight pairs: `queries` is (padded head_dim, 8 pairs)."""
+    to = k.copy(k.scratch)
+    at_bytes = k.imm(0)
+
+    def body(lanes):
+        v = []
+        for i in range(8):
+            q = k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.Q) + at_bytes
+            v.append(_load_some(k, q, lanes))
+        for i, v in enumerate(_transpose(k, v)):
+            k.store_f32x8(to, v, at.queries + 32 * i)
+        k.add(to, 256, to=to)
+
+    _each_vector(k, head_dim, ((at_bytes, 32),), body)
+
+
+def _scores_of_eight(k, at, keys):
+    """Emit q . key of eight pairs and the eight keys at `keys`: a vector of each pair.
+
+    Here a lane is a pair, an accumulator is one key, and a number of the key goes into all
+    lanes.  The lane sums of the definition come one after another: those of lane r add the
+    dimensions r, r + 8, ...; then the tree adds whole vectors, without a shuffle.  Sums of
+    lanes 2r and 2r + 1 wait in the scratch for their turn.
     """
+    unroll = max(u for u in (1, 2, 3, 4) if at.n_vectors % u == 0)
+    query, waiting = k.copy(k.scratch), k.copy(k.scratch)
+    with k.loop(4):
+        for r in (0, 1):
+            sums = [k.zero_f32x8() for _ in range(8)]
+            with k.loop(at.n_vectors // unroll):
+                for t in range(unroll):
+                    q = k.load_f32x8(query, at.queries + 32 * (8 * t + r))
+                    for i in range(8):
+                        x = k.broadcast_f32x8(keys, at.keys + i * at.row_bytes + 32 * t + 4 * r)
+                        sums[i] += k.mul_f32(x, q, to=x)
+                keys += 32 * unroll
+                query += 256 * unroll
+            keys -= at.row_bytes
+            query -= 8 * at.row_bytes
+            for i in range(8):
+                if r == 1:
+                    sums[i] += k.load_f32x8(waiting, at.sums + 32 * i)
+                k.store_f32x8(waiting, sums[i], at.sums + 32 * i)
+        keys += 8
+        query += 64
+        waiting += 256
+    keys -= 32
+    totals = []
+    for i in range(8):
+        a, b, c, d = (k.load_f32x8(k.scratch, at.sums + 256 * j + 32 * i) for j in range(4))
+        totals.append((a + b) + (c + d))
+    return _transpose(k, totals)
+
+
+def _attention_softmax(k, at, field, get, put, pair):
+    """Emit p = exp(score - m), 0 where the pair does not see, and the sum of p, lane by lane."""
     state = k.load_i64(pair, at.pairs + at.STATE)
     index, n_groups = _groups(k, get)
     scores = state + (index << 2)
-    m, total = k.hmax_f32(k.load_f32x8(state, at.factors)), k.zero_f32x8()
+    m, total = k.hmax_f32(k.load_f32x8(state, at.top)), k.zero_f32x8()
 
     def some(n):
         s = [k.load_f32x8(scores, at.scores + 32 * i) for i in range(n)]
@@ -6269,18 +6340,27 @@ def _attention_softmax(k, at, field, get, put, pair):
         some(2)
     with k.if_(n_groups & 1, "!=", 0):
         some(1)
-    old = k.load_f32x8(state, at.m)
+    k.store_f32x8(state, m, at.top)
+    k.store_f32x8(state, total, at.total)
+
+
+def _attention_merge(k, at, state):
+    """Emit merge_chunks for m and l; a and b come to stand in lanes 0 and 1 of `top`."""
+    old, m = k.load_f32x8(state, at.m), k.load_f32x8(state, at.top)
     new = k.max_f32(old, m)
     factors = emit_exp(k, k.blend_i32(old - new, m - new, 0b10))
     k.store_f32x8(state, new, at.m)
-    k.store_f32x8(state, factors, at.factors)
+    k.store_f32x8(state, factors, at.top)
     l = k.load_f32x8(state, at.l) * k.broadcast_lane(factors, 0)
-    k.store_f32x8(state, l + k.hsum_f32(total) * k.broadcast_lane(factors, 1), at.l)
+    total = k.hsum_f32(k.load_f32x8(state, at.total))
+    k.store_f32x8(state, l + total * k.broadcast_lane(factors, 1), at.l)
 
 
 def _attention_values(k, at, field, get, put, pair, n):
     """Emit o = o * a + (sum of p * value) * b for n pairs, 8 / n vectors of o at a time."""
     states = [k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.STATE) for i in range(n)]
+    for state in states:
+        _attention_merge(k, at, state)
     for start in range(0, at.n_vectors, 8 // n):
         tile = range(start, min(start + 8 // n, at.n_vectors))
         first = k.max(get("pos"), get("lowest"))
@@ -6303,7 +6383,7 @@ def _attention_values(k, at, field, get, put, pair, n):
         with k.loop(n_values & 3):
             add_values(1)
         for state, o in zip(states, sums):
-            a, b = (k.broadcast_f32x8(state, at.factors + 4 * i) for i in (0, 1))
+            a, b = (k.broadcast_f32x8(state, at.top + 4 * i) for i in (0, 1))
             for i, t in enumerate(tile):
                 old = k.load_f32x8(state, at.o + 32 * t)
                 k.store_f32x8(state, old * a + o[i] * b, at.o + 32 * t)
