@@ -910,3 +910,314 @@ def measure_peers(found, path, device, threads, prompt, prefill, n, repeats, say
             result["failed"] = str(e)
         results.append(result)
     return results
+
+
+# ---------------------------------------------------------------------------------------
+# 6. Results
+#
+# What was measured is one object, written as results.json: its shape is SCHEMA, and the
+# version in it grows when a reader of the old one would stumble.  The tables on the terminal
+# and in results.md are made from that object and nothing else.
+
+SCHEMA_NAME = "kshipra-bench/1"
+
+# A value, said by an example of its type: a list holds things like its one element, an
+# object has these keys, None is allowed beside whatever else a tuple names.
+NUMBER = (int, float)
+FIGURE = {"median": NUMBER, "min": NUMBER, "max": NUMBER, "n": int}
+LINE = {"operation": str, "calls": int, "seconds": NUMBER, "bytes": NUMBER, "operations": NUMBER}
+SCHEMA = {
+    "schema": str, "when": str,
+    "machine": {"system": str, "machine": str, "processor": str, "cores": int,
+                "free_memory_mb": (int, None), "python": str, "commit": (str, None)},
+    "model": {"name": str, "architecture": str, "weights": NUMBER, "file_mb": NUMBER,
+              "types": str},
+    "work": {"prompt_tokens": int, "max_tokens": int, "ctx_size": int, "repeats": int,
+             "budget_s": NUMBER, "threads": (int, None)},
+    "noise": [{"spread": NUMBER, "load": (float, None)}],
+    "warning": (str, None),
+    "ladder": [{
+        "name": str, "title": str, "why": str, "weights": str, "strategy": str, "device": str,
+        "isa": str, "threads": int, "estimated": bool, "n_tokens": int, "load_s": NUMBER,
+        "ttft_s": FIGURE, "token_ms": FIGURE, "total_s": [NUMBER], "tokens": [int],
+        "rss_mb": (int, float, None), "ledger_mb": {}, "factor": (int, float, None)}],
+    "batches": [{"rung": str, "sequences": int, "tok_s": FIGURE}],
+    "ceilings": ({"read_bytes_s": NUMBER, "int8_ops_s": NUMBER, "f32_ops_s": NUMBER,
+                  "threads": int}, None),
+    "profile": [{"phase": str, "rows": int, "rung": str, "lines": [LINE]}],
+    "peers": [{"name": str, "threads": int, "prefill_tokens": int, "decode_tokens": int,
+               "failed": (str, None), "versions": [str], "figures": {}}],
+    "skipped": [str],
+}
+
+
+def check_results(value, schema=SCHEMA, where="results"):
+    """Raise KshipraError naming the place where `value` is not of the shape of `schema`."""
+    choices = schema if isinstance(schema, tuple) else (schema,)
+    if value is None and None in choices:
+        return
+    for choice in choices:
+        if isinstance(choice, dict) and isinstance(value, dict):
+            if choice and set(choice) != set(value):
+                odd = sorted(set(choice) ^ set(value))
+                raise KshipraError(f"{where}: {', '.join(odd)} missing or not known in "
+                                   f"{SCHEMA_NAME}; measure again with this bench.py")
+            for key in choice:
+                check_results(value[key], choice[key], f"{where}.{key}")
+            return
+        if isinstance(choice, list) and isinstance(value, list):
+            for i, item in enumerate(value):
+                check_results(item, choice[0], f"{where}[{i}]")
+            return
+        if isinstance(choice, type) and isinstance(value, choice) \
+                and isinstance(value, bool) == (choice is bool) \
+                and (not isinstance(value, float) or math.isfinite(value)):
+            return
+    raise KshipraError(f"{where} is {value!r:.60}, which is not of {SCHEMA_NAME}; measure again "
+                       "with this bench.py")
+
+
+def read_results(path):
+    """Return the object of a results.json, checked."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            value = json.load(f)
+    except OSError as e:
+        raise KshipraError(f"cannot be read: {e.strerror}", path) from None
+    except ValueError as e:
+        raise KshipraError(f"is not JSON ({e}); give a results.json", path) from None
+    if not isinstance(value, dict) or value.get("schema") != SCHEMA_NAME:
+        found = value.get("schema") if isinstance(value, dict) else type(value).__name__
+        raise KshipraError(f"schema {found!r} is not {SCHEMA_NAME!r}; measure again with this "
+                           "bench.py", path)
+    check_results(value)
+    return value
+
+
+def short(x, unit=""):
+    """Return a number in three digits or so, as people write it."""
+    if x is None:
+        return "-"
+    if x == 0:
+        return "0" + unit
+    digits = max(0, 2 - math.floor(math.log10(abs(x)))) if abs(x) < 1000 else 0
+    return f"{x:,.{min(digits, 6)}f}{unit}"
+
+
+def duration(seconds):
+    """Return seconds in the unit that keeps them short."""
+    for least, factor, unit in ((1, 1, " s"), (1e-3, 1e3, " ms"), (0, 1e6, " us")):
+        if seconds >= least:
+            return short(seconds * factor, unit)
+    return "-"
+
+
+def count(x, unit=""):
+    """Return a large number with a metric prefix."""
+    for least, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if x >= least:
+            return f"{short(x / least)} {prefix}{unit}"
+    return f"{short(x)} {unit}".strip()
+
+
+def range_text(f, scale=1.0):
+    """Return a figure as median and how far its range reaches to both sides."""
+    if f["n"] < 2:
+        return short(f["median"] * scale)
+    return f"{short(f['median'] * scale)} ±{100 * spread(f) / 2:.0f}%"
+
+
+class Table(NamedTuple):
+    """A title, a sentence, column heads ("<" before one: text, to the left) and rows of str."""
+    title: str
+    note: str
+    heads: list
+    rows: list
+
+
+def ladder_table(results):
+    rows = []
+    for rung in results["ladder"]:
+        ms = rung["token_ms"]
+        n, asked = rung["n_tokens"], results["work"]["max_tokens"]
+        remark = "estimated from some rows" if rung["estimated"] else \
+            f"{n} of {asked} tokens" if n < asked else ""
+        rows.append([rung["name"], rung["title"], rung["isa"], str(rung["threads"]),
+                     duration(rung["ttft_s"]["median"]), range_text(ms),
+                     short(1000 / ms["median"]), short(rung["rss_mb"]),
+                     "" if rung["factor"] is None else "x " + short(rung["factor"]), remark])
+    work = results["work"]
+    return Table(
+        "The ladder", f"{work['prompt_tokens']} tokens of prompt, {work['max_tokens']} generated, "
+        f"greedy; medians of up to {work['repeats']} runs and half their range.  factor: over the "
+        "rung before, for the tokens that both did.",
+        ["<rung", "<what", "<isa", "threads", "first token", "ms/token", "tokens/s", "peak MB",
+         "factor", "<"], rows)
+
+
+def ledger_table(results):
+    names = list(dict.fromkeys(name for rung in results["ladder"] for name in rung["ledger_mb"]))
+    rows = [[rung["name"]] + [short(rung["ledger_mb"].get(name)) for name in names]
+            + [short(rung["rss_mb"])] for rung in results["ladder"]]
+    return Table("Memory, in MB", "weights are mapped from the file, so the system can drop them; "
+                 "rest is the peak less everything named: code, temporary lists, the allocator.",
+                 ["<rung", *names, "peak"], rows)
+
+
+def profile_table(results, part):
+    """Return the table of one phase: where its time goes, and against what limit it runs."""
+    ceilings = results["ceilings"]
+    total = math.fsum(line["seconds"] for line in part["lines"])
+    rows = []
+    for line in sorted(part["lines"], key=lambda line: -line["seconds"]):
+        share, intensity = line["seconds"] / total, line["operations"] / max(1, line["bytes"])
+        row = [line["operation"], str(line["calls"]), duration(line["seconds"]), f"{share:.1%}",
+               count(line["bytes"], "B"), count(line["operations"], "op"), short(intensity)]
+        if ceilings:
+            percent, bound = against_ceiling(line, ceilings)
+            row += [f"{percent:.0f}%", bound]
+        rows.append(row)
+    heads = ["<operation", "calls", "time", "share", "moved", "done", "op/B"]
+    if ceilings:
+        heads += ["of limit", "<limit"]
+    limits = "" if not ceilings else (
+        f"  Limits measured here on {ceilings['threads']} threads: reading "
+        f"{count(ceilings['read_bytes_s'], 'B/s')}, int8 {count(ceilings['int8_ops_s'], 'op/s')}, "
+        f"float32 {count(ceilings['f32_ops_s'], 'op/s')}.")
+    return Table(f"Where the time of {part['phase']} goes",
+                 f"rung {part['rung']}, {part['rows']} rows a step.{limits}", heads, rows)
+
+
+def peer_table(results):
+    rows = []
+    for peer in results["peers"]:
+        if peer["failed"]:
+            rows.append([peer["name"], "failed", "", "", "", peer["failed"]])
+        for name, found in peer["figures"].items():
+            title, unit, _ = FIGURES[name]
+            ratio = found["ratio"]
+            rows.append([peer["name"], f"{title}, {unit}", range_text(found["ours"]),
+                         range_text(found["theirs"]),
+                         f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})",
+                         verdict(ratio)])
+    notes = [f"{peer['name']}: {' beside '.join(peer['versions'])}, {peer['threads']} threads, "
+             f"{peer['decode_tokens']} tokens decoded, {peer['prefill_tokens']} read."
+             for peer in results["peers"]]
+    return Table("Beside others", "same file, same threads, runs in turns; ratio above 1: kshipra "
+                 "is better.  " + "  ".join(notes + results["skipped"]),
+                 ["<peer", "<figure", "kshipra", "peer", "ratio (range)", "<"], rows)
+
+
+def batch_table(results):
+    rows = [[b["rung"], str(b["sequences"]), range_text(b["tok_s"])] for b in results["batches"]]
+    return Table("Side by side", "texts that are decoded together, a step for all of them.",
+                 ["<rung", "sequences", "tokens/s"], rows)
+
+
+# Figures that the first engines of this project's kind published, each for a machine of its
+# own: they set the scale, and are no comparison.
+PUBLISHED = {
+    "gpt2-124m:q8_0": "a torch engine of the same shape: first token 0.1263 s, 5.52 tokens/s, "
+                      "799 MB",
+    "llama hidden=96 n_layers=3 n_heads=6:q4_0": "a NumPy engine with 4-bit weights, 48 tokens: "
+                                                 "137 tokens/s greedy, 426 in a batch of 4",
+}
+
+
+def tables(results):
+    """Return the Tables of a result, those without rows left out."""
+    made = [ladder_table(results), ledger_table(results), batch_table(results)]
+    made += [profile_table(results, part) for part in results["profile"]]
+    made.append(peer_table(results))
+    return [t for t in made if t.rows or (t.title == "Beside others" and results["skipped"])]
+
+
+def headline(results):
+    """Return lines that say what was measured on what."""
+    machine, model = results["machine"], results["model"]
+    lines = [
+        f"{model['name']}: {model['architecture']}, {count(model['weights'])} weights, "
+        f"{short(model['file_mb'])} MB, {model['types']}",
+        f"{machine['processor']}, {machine['cores']} cores, {machine['system']}, "
+        f"Python {machine['python']}, commit {machine['commit'] or 'unknown'}, {results['when']}"]
+    if model["name"] in PUBLISHED:
+        lines.append("Published elsewhere, for another machine: " + PUBLISHED[model["name"]])
+    if results["warning"]:
+        lines.append("Warning: " + results["warning"])
+    return lines
+
+
+def table_text(table):
+    """Return a table in aligned columns."""
+    left = [head.startswith("<") for head in table.heads]
+    rows = [[head.lstrip("<") for head in table.heads]] + table.rows
+    widths = [max(len(row[i]) for row in rows) for i in range(len(left))]
+    lines = ["  ".join(cell.ljust(w) if to_left else cell.rjust(w)
+                       for cell, w, to_left in zip(row, widths, left)).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * w for w in widths))
+    return "\n".join(["", f"{table.title}.  {table.note}", "", *lines])
+
+
+def table_markdown(table):
+    """Return a table in Markdown."""
+    def line(cells):
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    heads = [head.lstrip("<") for head in table.heads]
+    rules = ["---" if head.startswith("<") else "---:" for head in table.heads]
+    return "\n".join(["", f"## {table.title}", "", table.note, "", line(heads), line(rules),
+                      *map(line, table.rows)])
+
+
+def results_markdown(results):
+    """Return results.md."""
+    lines = ["# kshipra, measured", "", *(line + "  " for line in headline(results)), "",
+             "![milliseconds per token, rung by rung](latency_comparison.png)"]
+    for table in tables(results):
+        lines.append(table_markdown(table))
+        if table.title == "The ladder":
+            lines += ["", *(f"- {rung['name']}: {rung['why']}." for rung in results["ladder"])]
+    return "\n".join(lines) + "\n"
+
+
+def comparable(results):
+    """Yield (what, figure, whether more is better) for everything that two results may share."""
+    for rung in results["ladder"]:
+        if not rung["estimated"]:
+            yield f"{rung['name']}: ms per token", rung["token_ms"], False
+            yield f"{rung['name']}: first token, s", rung["ttft_s"], False
+        if rung["rss_mb"]:
+            yield f"{rung['name']}: peak MB", figure([rung["rss_mb"]]), False
+    for batch in results["batches"]:
+        yield f"{batch['rung']}: {batch['sequences']} side by side, tokens/s", batch["tok_s"], True
+    for peer in results["peers"]:
+        for name, found in peer["figures"].items():
+            yield f"against {peer['name']}: {FIGURES[name][0]}, ratio", found["ratio"], True
+
+
+def compare(a, b):
+    """Return (Table of all shared figures, [names of those that got worse]).
+
+    A figure got worse when its median did by more than 5 % and the ranges do not overlap.
+    """
+    for key in ("model", "work"):
+        if a[key] != b[key]:
+            raise KshipraError(f"the two measured different work: {key} is {a[key]} and {b[key]}; "
+                               "measure one of them again")
+    after, rows, worse = dict((w, f) for w, f, _ in comparable(b)), [], []
+    for what, old, more in comparable(a):
+        new = after.get(what)
+        if new is None or not old["median"]:
+            continue
+        change = new["median"] / old["median"] - 1
+        apart = new["max"] < old["min"] if more else new["min"] > old["max"]
+        bad = apart and (-change if more else change) > 0.05
+        rows.append([what, range_text(old), range_text(new), f"{change:+.1%}",
+                     "worse" if bad else ""])
+        if bad:
+            worse.append(what)
+    note = "the same machine" if a["machine"]["processor"] == b["machine"]["processor"] \
+        else f"two machines: {a['machine']['processor']}; {b['machine']['processor']}"
+    warnings = [r["warning"] for r in (a, b) if r["warning"]]
+    return Table("A against B", "; ".join([note, *warnings]),
+                 ["<figure", "A", "B", "change", "<"], rows), worse
