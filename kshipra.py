@@ -1874,25 +1874,27 @@ class Tokenizer:
         return "".join([stream.push(token) for token in ids]) + stream.flush()
 
     def stream(self, special: bool = False):
-        """Return a TextStream, which turns ids into text one by one, as a continuation."""
+        """Return a TextStream: push(id) and flush() give the text of ids that go on from a
+        prompt, so that a leading space stays; if BOS comes first, it is decode's text."""
         return TextStream(self, special)
 
 
 class TextStream:
     """Ids to text, one by one, holding bytes back until they are whole characters.
 
-    As the ids continue a text, a leading space is kept, except after BOS.
+    at_start: whether the ids begin a text, so that the space that encode put there is taken
+    off; None: if the first of them is BOS
     """
 
-    def __init__(self, tokenizer, special=False, at_start=False):
+    def __init__(self, tokenizer, special=False, at_start=None):
         self._tokenizer, self._special, self._at_start = tokenizer, special, at_start
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
         """Return the text that is certain once token has come; often its piece, maybe ""."""
         tokenizer = self._tokenizer
-        if token == tokenizer.bos_id:
-            self._at_start = True
+        if self._at_start is None:
+            self._at_start = token == tokenizer.bos_id
         if token in tokenizer._control and not self._special:
             return ""
         piece = tokenizer.piece(token)
