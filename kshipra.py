@@ -397,8 +397,8 @@ def _above_minimum(floats, top):
 
 
 def _nibbles(codes):
-    """Return blocks of 32 codes as 16 bytes: code i in the low half of byte i, i + 16 in the
-    high half."""
+    """Return blocks of 32 codes as 16 bytes: code i in the low half of byte i, code i + 16 in
+    the high half."""
     starts = range(0, len(codes), 32)
     low = b"".join([codes[start:start + 16] for start in starts])
     high = b"".join([codes[start + 16:start + 32] for start in starts])
@@ -458,8 +458,9 @@ def _write_q8_0(floats):
 #        0     2                34
 # Q8_0  |  d  |   qs[32]       |    int8
 #
-# The k-quants, 256 weights a block.  qs is a heap of byte-wide columns: byte l of a run of
-# 32 holds the codes of weights l, l + 32, l + 64 ..., lowest bits first.
+# The k-quants, 256 weights a block.  "In columns": byte l of a run of 32 bytes holds fields
+# of the weights l, l + 32, l + 64 ..., lowest bits first, and the next run goes on from there.
+# So qs and qh lie; ql, in runs of 64: low nibble weight l, high nibble weight l + 64.
 #
 #        0             16         80     82
 # Q2_K  | scales[16]  | qs[64]  |  d   | dmin |    16 sub-blocks of 16, codes of 2 bits;
@@ -809,10 +810,11 @@ class _Cursor:
             for _ in range(n):
                 off += 8 + unpack(view, off)[0]
                 ends.append(off)
-        except (struct.error, OverflowError):   # OverflowError: beyond what an address holds
+        except (struct.error, OverflowError):   # past the end; past 64 bits
             off = len(view) + 1
         if off > len(view):
-            self.fail(f"{what}: string {len(ends) - 1} of {n} runs past the end of the file, "
+            n_whole = sum(end <= len(view) for end in ends) - 1
+            self.fail(f"{what}: string {n_whole} of {n} runs past the end of the file, "
                       f"{len(view)} bytes; the file is truncated, so fetch it again", start)
         self.off = off
         return Strings(view, ends)
