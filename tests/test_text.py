@@ -22,8 +22,9 @@ KINDS = ["byte-level", "sentencepiece"]
 # Whatever may stand in a text, with what tokenizers stumble over more often than chance has it.
 TEXT = st.lists(st.one_of(
     st.characters(blacklist_categories=["Cs"]),
-    st.sampled_from([" ", "  ", "\n", "\r\n", "\t", "'s", "the", " and", "1234", "é", "e\u0301", "中",
-                     "😊", "<|im_end|>", "<s>", "</s>", "<0xF0>", SPACE, "\0", "\u0378", "\ufeff"]),
+    st.sampled_from([" ", "  ", "\n", "\r\n", "\t", "'s", "the", " and", "1234", "é", "e\u0301",
+                     "中", "😊", "<|im_end|>", "<s>", "</s>", "<0xF0>", SPACE, "\0", "\u0378",
+                     "\ufeff"]),
 )).map("".join)
 
 
@@ -48,10 +49,10 @@ def sentencepiece(words=(), special=(), **keys):
     return {"tokenizer.ggml." + key: value for key, value in metadata.items() if value is not None}
 
 
-WORDS = [SPACE, SPACE * 2, SPACE * 4, "th", "the", SPACE + "the", "an", "and", SPACE + "and", "a", "b",
-         "c", "d", "e", "f", "h", "n", "t", "é", "x>", ">" + SPACE, "\n"]
-MERGES = ["Ġ Ġ", "t h", "th e", "Ġ the", "a n", "an d", "Ġ and", "Ã ©", "Ġ a", "ĠĠ ĠĠ", "a a", "aa aa",
-          "( (", "(( ((", "1 1"]
+WORDS = [SPACE, SPACE * 2, SPACE * 4, "th", "the", SPACE + "the", "an", "and", SPACE + "and",
+         "a", "b", "c", "d", "e", "f", "h", "n", "t", "é", "x>", ">" + SPACE, "\n"]
+MERGES = ["Ġ Ġ", "t h", "th e", "Ġ the", "a n", "an d", "Ġ and", "Ã ©", "Ġ a", "ĠĠ ĠĠ", "a a",
+          "aa aa", "( (", "(( ((", "1 1"]
 
 
 def tokenizer_of_kind(kind, **keys):
@@ -111,7 +112,8 @@ def test_bpe_merge_equals_the_plain_loop(text, ranks):
 
 
 def test_the_lower_of_two_equal_tokens_counts_and_no_special_token_merges():
-    vocabulary = kshipra.Vocabulary(["a", "a", "<s>", b"\xc3\xa9"], [NORMAL, NORMAL, CONTROL, NORMAL])
+    vocabulary = kshipra.Vocabulary(["a", "a", "<s>", b"\xc3\xa9"],
+                                    [NORMAL, NORMAL, CONTROL, NORMAL])
     assert vocabulary.ids == {"a": 0, "é": 3}
     assert vocabulary.special == {"<s>": 2}
 
@@ -120,10 +122,8 @@ def test_the_lower_of_two_equal_tokens_counts_and_no_special_token_merges():
 
 def test_classes_do_not_depend_on_the_python():
     """Every Python knows Unicode 13; what it does not know, the table adds."""
-    for code in range(0x110000):
+    for code in [*range(0x32400), *range(0xE0000, 0xE0200), 0x10FFFF]:
         category = unicodedata.category(chr(code))
-        if category == "Cn" and code > 0x323AF and code != 0xE0FFF:
-            continue                            # nothing newer stands there
         stand_in = kshipra.stand_in(code)
         if code < 128:
             assert stand_in == chr(code)
@@ -159,21 +159,21 @@ def test_white_space_is_that_of_unicode(c, white):
 P10_TEXT = "3.14 don't  \n\n\t\tx 1234567 I'LL Café — 😊"
 P10_WORDS = {
     "gpt-2": ["3", ".", "14", " don", "'t", "  \n\n\t", "\t", "x", " 1234567", " I", "'", "LL",
-              " Café", " —", " 😊"],
-    "llama-bpe": ["3", ".", "14", " don", "'t", "  \n\n", "\t", "\tx", " ", "123", "456", "7", " I",
-                  "'LL", " Café", " —", " 😊"],
-    "qwen2": ["3", ".", "1", "4", " don", "'t", "  \n\n", "\t", "\tx", " ", "1", "2", "3", "4", "5",
-              "6", "7", " I", "'LL", " Café", " —", " 😊"],
-    "smollm": ["3", ".", "1", "4", " don", "'t", "  \n\n\t", "\t", "x", " ", "1", "2", "3", "4", "5",
-               "6", "7", " I", "'", "LL", " Café", " —", " 😊"],
-    "default": ["3", ".", "14", " don", "'", "t", "  \n\n\t", "\t", "x", " ", "123", "456", "7", " I",
-                "'", "LL", " Café", " ", "—", " 😊"],
+        " Café", " —", " 😊"],
+    "llama-bpe": ["3", ".", "14", " don", "'t", "  \n\n", "\t", "\tx", " ", "123", "456", "7",
+        " I", "'LL", " Café", " —", " 😊"],
+    "qwen2": ["3", ".", "1", "4", " don", "'t", "  \n\n", "\t", "\tx", " ", "1", "2", "3", "4",
+        "5", "6", "7", " I", "'LL", " Café", " —", " 😊"],
+    "smollm": ["3", ".", "1", "4", " don", "'t", "  \n\n\t", "\t", "x", " ", "1", "2", "3", "4",
+        "5", "6", "7", " I", "'", "LL", " Café", " —", " 😊"],
+    "default": ["3", ".", "14", " don", "'", "t", "  \n\n\t", "\t", "x", " ", "123", "456", "7",
+        " I", "'", "LL", " Café", " ", "—", " 😊"],
     "gpt-4o": ["3", ".", "14", " don't", "  \n\n", "\t", "\tx", " ", "123", "456", "7", " I'LL",
-               " Café", " —", " 😊"],
-    "deepseek-coder": ["3", ".", "1", "4", " don", "'", "t", "  ", "\n", "\n", "\t", "\tx", " ", "1",
-                       "2", "3", "4", "5", "6", "7", " I", "'", "LL", " Café", " ", "—", " 😊"],
-    "falcon": ["3", ".", "14", " don", "'", "t", "  \n\n\t", "\t", "x", " ", "123", "456", "7", " I",
-               "'", "LL", " Café", " ", "—", " 😊"],
+        " Café", " —", " 😊"],
+    "deepseek-coder": ["3", ".", "1", "4", " don", "'", "t", "  ", "\n", "\n", "\t", "\tx", " ",
+        "1", "2", "3", "4", "5", "6", "7", " I", "'", "LL", " Café", " ", "—", " 😊"],
+    "falcon": ["3", ".", "14", " don", "'", "t", "  \n\n\t", "\t", "x", " ", "123", "456", "7",
+        " I", "'", "LL", " Café", " ", "—", " 😊"],
 }
 
 
@@ -333,9 +333,9 @@ def test_p05_a_large_vocabulary_is_set_up_quickly():
         metadata["tokenizer.ggml.merges"] = [f"t{i} x{i}" for i in range(2 * n)]
         metadata["tokenizer.ggml.tokens"] += [f"t{i}x{i}" for i in range(n)]
         metadata["tokenizer.ggml.token_type"] += [NORMAL] * n
-        begun = time.perf_counter()
+        begun = time.process_time()
         kshipra.tokenizer_from_gguf(metadata).encode("one sentence")
-        return time.perf_counter() - begun
+        return time.process_time() - begun
     half = min(seconds(131072) for _ in range(3))
     whole = min(seconds(262144) for _ in range(3))
     assert whole < max(2.6 * half, 0.5)
@@ -392,16 +392,17 @@ def test_p12_a_turn_token_that_the_file_calls_user_defined_is_a_control_token():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("text", ["^", "a", " ", "\n", "1", "é", "ab", "<", "<tool", "a b", "\u0300\u0323"])
+@pytest.mark.parametrize("text", ["^", "a", " ", "\n", "1", "é", "ab", "<", "<tool", "a b",
+                                  "\u0300\u0323"])
 def test_p13_equal_characters_take_linear_time(small, kind, text):
     tokenizer = small[kind]
     tokenizer.encode("x")
     for attempt in range(5):
         times = []
         for n in (50_000, 100_000):
-            begun = time.perf_counter()
+            begun = time.process_time()
             ids = tokenizer.encode(text * n)
-            times.append(time.perf_counter() - begun)
+            times.append(time.process_time() - begun)
         if times[1] < 2.6 * times[0] or times[1] < 0.1:
             break
     else:
@@ -411,9 +412,9 @@ def test_p13_equal_characters_take_linear_time(small, kind, text):
 
 def test_p13_normal_forms_take_linear_time():
     """The library alone would take minutes for this."""
-    begun = time.perf_counter()
+    begun = time.process_time()
     kshipra.normalize("NFC", "a" + "\u0300\u0323" * 100_000 + "\u0f73" * 100_000)
-    assert time.perf_counter() - begun < 5
+    assert time.process_time() - begun < 5
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -480,7 +481,8 @@ def test_a_stream_goes_on_from_a_prompt(small):
     ([("<|return|>", CONTROL), ("<|end|>", CONTROL), ("<|call|>", CONTROL),
       ("<|channel|>", CONTROL)], {}, ["<|return|>", "<|call|>"]),
     ([("[one]", CONTROL), ("[two]", CONTROL), ("[three]", CONTROL)],
-     {"eos_token_id": 256, "eot_token_id": 257, "eom_token_id": 258}, ["[one]", "[two]", "[three]"]),
+     {"eos_token_id": 256, "eot_token_id": 257, "eom_token_id": 258},
+     ["[one]", "[two]", "[three]"]),
     ([("<|im_end|>", NORMAL)], {}, []),
 ])
 def test_p17_the_metadata_alone_give_the_stop_tokens(special, keys, stops):
@@ -492,7 +494,8 @@ def test_p17_the_metadata_alone_give_the_stop_tokens(special, keys, stops):
 @pytest.mark.parametrize("make, default", [
     (lambda **keys: sentencepiece(**keys), True),
     (lambda **keys: byte_level([("<s>", CONTROL)], bos_token_id=256, **keys), False),
-    (lambda **keys: byte_level([("<s>", CONTROL)], pre="llama-bpe", bos_token_id=256, **keys), True)])
+    (lambda **keys: byte_level([("<s>", CONTROL)], pre="llama-bpe", bos_token_id=256, **keys),
+     True)])
 @pytest.mark.parametrize("add_bos", [True, False, None])
 def test_p18_bos_is_added_once_or_not_at_all(make, default, add_bos):
     tokenizer = kshipra.tokenizer_from_gguf(make(add_bos_token=add_bos))
@@ -584,8 +587,7 @@ def tokenizer_json(**parts):
         "model": {"type": "BPE", "vocab": {text: i for i, text in enumerate(tokens)},
                   "merges": [m.split(" ") for m in MERGES]}}
     for key, value in parts.items():
-        place = root["model"] if key in root["model"] or key in ("dropout", "ignore_merges") else root
-        place[key] = value
+        (root["model"] if key in (*root["model"], "dropout") else root)[key] = value
     return root
 
 
@@ -612,16 +614,19 @@ def hf_tokenizer(tmp_path_factory):
 
 @pytest.mark.parametrize("pre, name", [
     ({"type": "Sequence", "pretokenizers": [
-        {"type": "Split", "pattern": {"Regex": kshipra.LLAMA3}, "behavior": "Isolated", "invert": False},
+        {"type": "Split", "pattern": {"Regex": kshipra.LLAMA3}, "behavior": "Isolated",
+         "invert": False},
         {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}, "llama-bpe"),
     ({"type": "Sequence", "pretokenizers": [
-        {"type": "Split", "pattern": {"Regex": kshipra.QWEN2}, "behavior": "Removed", "invert": True},
+        {"type": "Split", "pattern": {"Regex": kshipra.QWEN2}, "behavior": "Removed",
+         "invert": True},
         {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}, "qwen2"),
     ({"type": "Sequence", "pretokenizers": [
         {"type": "Digits", "individual_digits": True},
         {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]}, "smollm")])
 def test_the_rule_of_a_tokenizer_json(tmp_path, pre, name):
-    tokenizer = kshipra.tokenizer_from_hf(hf_directory(tmp_path, tokenizer_json(pre_tokenizer=pre)))
+    root = tokenizer_json(pre_tokenizer=pre)
+    tokenizer = kshipra.tokenizer_from_hf(hf_directory(tmp_path, root))
     assert tuple(tokenizer.model.patterns) == kshipra.PRE_TOKENIZERS[name]
 
 
@@ -631,6 +636,8 @@ def test_the_rule_of_a_tokenizer_json(tmp_path, pre, name):
     ({"normalizer": {"type": "Lowercase"}}, "normalizer: .*Lowercase"),
     ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "((["}, "behavior": "Isolated"}},
      "pre_tokenizer: .*not supported"),
+    ({"pre_tokenizer": {"type": "Metaspace", "replacement": SPACE, "split": True}},
+     "pre_tokenizer: .*Metaspace"),
     ({"pre_tokenizer": {"type": "BertPreTokenizer"}}, "pre_tokenizer: .*BertPreTokenizer"),
     ({"pre_tokenizer": None}, "pre_tokenizer: None"),
     ({"post_processor": {"type": "RobertaProcessing"}}, "post_processor: .*Roberta"),
@@ -662,13 +669,15 @@ def test_added_tokens_strip_white_space(tmp_path):
     n = len(tokenizer_json()["model"]["vocab"])
     added = [{"id": n, "content": "<l>", "special": True, "lstrip": True},
              {"id": n + 1, "content": "<r>", "special": True, "rstrip": True}]
-    tokenizer = kshipra.tokenizer_from_hf(hf_directory(tmp_path, tokenizer_json(added_tokens=added)))
+    root = tokenizer_json(added_tokens=added)
+    tokenizer = kshipra.tokenizer_from_hf(hf_directory(tmp_path, root))
     assert tokenizer.decode(tokenizer.encode("a \n<l> b <r> \n c"), special=True) == "a<l> b <r>c"
 
 
 def test_vocab_json_with_merges(tmp_path):
     root = tokenizer_json()["model"]
-    hf_directory(tmp_path, vocab=root["vocab"], tokenizer_config={"tokenizer_class": "GPT2Tokenizer"})
+    hf_directory(tmp_path, vocab=root["vocab"],
+                 tokenizer_config={"tokenizer_class": "GPT2Tokenizer"})
     (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(MERGES) + "\n", "utf-8")
     gguf = kshipra.tokenizer_from_gguf(byte_level([], MERGES))
     assert kshipra.tokenizer_from_hf(tmp_path).encode(P10_TEXT) == gguf.encode(P10_TEXT)
