@@ -49,6 +49,7 @@ import math
 import mmap
 import operator
 import os
+import platform
 import random
 import re
 import struct
@@ -2341,6 +2342,13 @@ def lane_sum(values):
     return tree_sum(lanes)
 
 
+def check_finite(values):
+    """Raise KshipraError if one of the values is infinite or not a number."""
+    if not math.isfinite(sum(values)):
+        raise KshipraError("an activation is infinite or not a number; the model's weights are "
+                           "damaged or its type cannot hold them, so fetch it again")
+
+
 # 4.1 Functions of one number.  libm differs between systems in the last bit, so exp is our
 # own: x = n ln 2 + r, exp(r) by a polynomial, times 2**n.  ln 2 is split in two parts, the
 # first with so few bits that n * LN2_HI is exact (Cody and Waite 1980; coefficients of
@@ -2355,8 +2363,12 @@ POWERS_OF_2 = [2.0 ** n for n in range(-126, 128)]
 
 
 def exp(x):
-    """Return e to the power of each element of x; x is first clamped to EXP_MIN..EXP_MAX."""
+    """Return e to the power of each element of x; x is first clamped to EXP_MIN..EXP_MAX.
+
+    Raises KshipraError for what is not a number; infinities are clamped like the rest.
+    """
     x = [EXP_MIN if v < EXP_MIN else EXP_MAX if v > EXP_MAX else v for v in x]
+    check_finite(x)
     n = list(map(round, f32_scale(x, LOG2_E)))
     r = array("f", [v - k * LN2_HI for v, k in zip(x, n)])
     r = f32_sub(r, f32_scale(n, LN2_LO))
@@ -2408,9 +2420,7 @@ def quantize_activations(row):
     scale = amax / 127; code = x * (127 / amax), rounded half to even.
     Raises KshipraError when a value is not finite.
     """
-    if not math.isfinite(sum(row)):
-        raise KshipraError("an activation is infinite or not a number; the model's weights are "
-                           "damaged or its type cannot hold them, so fetch it again")
+    check_finite(row)
     codes, scales = [], array("f")
     for i in range(0, len(row), ACT_BLOCK):
         block = row[i:i + ACT_BLOCK]
@@ -2589,7 +2599,11 @@ CHUNK = 64
 
 
 def softcap_of(x, cap):
-    """Return cap * tanh(x / cap), element by element, with tanh(u) = 1 - 2 / (1 + exp(2 u))."""
+    """Return cap * tanh(x / cap), element by element, with tanh(u) = 1 - 2 / (1 + exp(2 u)).
+
+    Raises KshipraError for an infinite x, which a cap would hide.
+    """
+    check_finite(x)
     u = array("f", [v / cap for v in x])
     e = array("f", [v + 1.0 for v in exp(f32_scale(u, 2.0))])
     t = array("f", [1.0 - v for v in array("f", [2.0 / v for v in e])])
@@ -2602,7 +2616,7 @@ def attend_chunk(q, keys, values, scale, first, cap=0.0):
     q: (head_dim,)   keys, values: array('f') (n, head_dim), flat, of positions first, first+1..
     m: largest score; l: sum of p = exp(score - m); o: (head_dim,), sum of p * value.
     Scores are lane sums over head_dim; l is a lane sum with position p in lane p mod 8; o adds
-    in order of position.
+    in order of position.  Raises KshipraError if a score is not finite.
     """
     dim = len(q)
     n = len(keys) // dim
@@ -2612,6 +2626,7 @@ def attend_chunk(q, keys, values, scale, first, cap=0.0):
     a, b, c, d, e, f, g, h = lanes
     half = f32_add(f32_add(a, b), f32_add(c, d))
     scores = f32_scale(f32_add(half, f32_add(f32_add(e, f), f32_add(g, h))), scale)
+    check_finite(scores)
     if cap:
         scores = softcap_of(scores, cap)
     m = max(scores)
@@ -2708,7 +2723,7 @@ class Reference:
         """Return each row of x scaled to root mean square 1, times w.
 
         x: (R, n), or (R, k * n): then each run of n, that is each head, by itself   w: (n,)
-        eps is added under the root, so a zero row stays zero.
+        eps > 0 is added under the root, so a zero row stays zero.
         Source: Zhang and Sennrich (2019), RMSNorm, eq. 4; eps as in Llama.
         """
         n, out = len(w), []
@@ -2809,6 +2824,3399 @@ class Reference:
 
 # ---------------------------------------------------------------------------------------
 # 5. Machine code
+#
+# Plain Python does some tens of millions of multiplications a second, the processor under it
+# some hundred billion.  The difference is reached by writing the processor's own instructions
+# into memory and calling them.  The one idea: a kernel (one of the inner loops of chapter 4) is
+# written once, as a Python function over a builder, which only records a list of instructions.
+# That list is then
+#
+#     interpreted   in Python, which defines what it means and tests it on any machine (5.1),
+#     encoded       into bytes for x86-64 (5.2) or arm64 (5.3),
+#     called        from memory that the system lets us execute (5.4).
+#
+# The kernels themselves are in 5.5, the threads that run them side by side in 5.6.
+# Not here: a compiler.  Nothing is optimised; what a kernel says is what runs.
+
+# ---------------------------------------------------------------------------------------
+# 5.1 Builder and interpreter
+#
+# A processor computes in registers, of which it has few: for us, registers of 64 bits that hold
+# whole numbers and addresses, and registers of 256 bits that hold vectors.  A vector is eight
+# float32 lanes, eight int32, sixteen int16 or thirty-two int8; the bits do not know which, the
+# operation decides:
+#
+#     byte    0       4       8       12      16      20      24      28      31
+#            +-------+-------+-------+-------+-------+-------+-------+-------+
+#     f32x8  | lane 0| lane 1| lane 2| lane 3| lane 4| lane 5| lane 6| lane 7|
+#            +-------+-------+-------+-------+-------+-------+-------+-------+
+#            |          low half             |          high half            |
+#
+# A kernel takes as many virtual registers as it likes, and the allocator below maps them to
+# real ones.  A virtual register may be set again and again.  Memory is reached by a register
+# holding an address plus a constant number of bytes, the displacement, and in no other way.
+# There is no fused multiply-add, on purpose: every multiplication and every addition rounds on
+# its own, so that plain Python can follow to the bit.
+#
+# An instruction is a tuple: the name of its operation, then its operands.  How many operands, and
+# of what kind, is told by the operation's signature, a letter each:
+#
+#     I V   an integer or vector register that the operation sets        (before the "=")
+#     W     a vector register that it reads, then sets                   (before the "=")
+#     i v   an integer or vector register that it reads
+#     j     an integer register or a Python int
+#     n     a constant: int, str, bytes or tuple
+#     d     a displacement in bytes; the last operand, 0 if left out
+
+class IntReg:
+    """A virtual register of 64 bits: a signed whole number, or an address."""
+
+    __slots__ = ("k", "id")
+
+    def __init__(self, k):
+        self.k, self.id = k, k.n_regs
+        k.n_regs += 1
+
+    def __add__(self, b): return self.k.add(self, b)
+    def __sub__(self, b): return self.k.sub(self, b)
+    def __mul__(self, b): return self.k.mul(self, b)
+    def __and__(self, b): return self.k.and_(self, b)
+    def __or__(self, b): return self.k.or_(self, b)
+    def __xor__(self, b): return self.k.xor(self, b)
+    def __lshift__(self, b): return self.k.shl(self, b)
+    def __rshift__(self, b): return self.k.sar(self, b)
+    def __iadd__(self, b): return self.k.add(self, b, to=self)
+    def __isub__(self, b): return self.k.sub(self, b, to=self)
+    def __imul__(self, b): return self.k.mul(self, b, to=self)
+    def __iand__(self, b): return self.k.and_(self, b, to=self)
+    def __ior__(self, b): return self.k.or_(self, b, to=self)
+    def __ixor__(self, b): return self.k.xor(self, b, to=self)
+    def __ilshift__(self, b): return self.k.shl(self, b, to=self)
+    def __irshift__(self, b): return self.k.sar(self, b, to=self)
+    def __repr__(self): return f"i{self.id}"
+
+
+class VecReg:
+    """A virtual register of 256 bits.
+
+    lane: "f32", "i32", "i16" or "i8", what the operators + - * / << >> take it for.  v.i8 is the
+    same register seen as bytes, and so on; operations called by name look at the bits alone.
+    """
+
+    __slots__ = ("k", "id", "lane")
+
+    def __init__(self, k, lane, id=None):
+        self.k, self.lane, self.id = k, lane, id
+        if id is None:
+            self.id = k.n_regs
+            k.n_regs += 1
+
+    f32 = property(lambda self: VecReg(self.k, "f32", self.id))
+    i32 = property(lambda self: VecReg(self.k, "i32", self.id))
+    i16 = property(lambda self: VecReg(self.k, "i16", self.id))
+    i8 = property(lambda self: VecReg(self.k, "i8", self.id))
+
+    def _apply(self, verb, b, to=None):
+        method = getattr(self.k, f"{verb}_{self.lane}", None)
+        if method is None or (type(b) is VecReg and b.lane != self.lane):
+            raise TypeError(f"{verb} of {self.lane} and {getattr(b, 'lane', type(b).__name__)} "
+                            "is no operation; view the register as another lane, v.f32 or v.i8")
+        return method(self, b, to=to)
+
+    def __add__(self, b): return self._apply("add", b)
+    def __sub__(self, b): return self._apply("sub", b)
+    def __mul__(self, b): return self._apply("mul", b)
+    def __truediv__(self, b): return self._apply("div", b)
+    def __lshift__(self, b): return self._apply("shl", b)
+    def __rshift__(self, b): return self._apply("sar", b)
+    def __and__(self, b): return self.k.and_(self, b)
+    def __or__(self, b): return self.k.or_(self, b)
+    def __xor__(self, b): return self.k.xor(self, b)
+    def __iadd__(self, b): return self._apply("add", b, self)
+    def __isub__(self, b): return self._apply("sub", b, self)
+    def __imul__(self, b): return self._apply("mul", b, self)
+    def __itruediv__(self, b): return self._apply("div", b, self)
+    def __ilshift__(self, b): return self._apply("shl", b, self)
+    def __irshift__(self, b): return self._apply("sar", b, self)
+    def __iand__(self, b): return self.k.and_(self, b, to=self)
+    def __ior__(self, b): return self.k.or_(self, b, to=self)
+    def __ixor__(self, b): return self.k.xor(self, b, to=self)
+    def __repr__(self): return f"v{self.id}"
+
+
+# What an operation means is a Python function of the values of its operands.  An integer register
+# holds a Python int in -2**63..2**63-1, a vector register 32 bytes.  The next functions open such
+# bytes into lanes and close lanes into bytes; closing rounds to float32 or drops the bits above.
+
+_f32 = struct.Struct("<8f").unpack
+_i32 = struct.Struct("<8i").unpack
+_u32 = struct.Struct("<8I").unpack
+_i16 = struct.Struct("<16h").unpack
+_u16 = struct.Struct("<16H").unpack
+_i8 = struct.Struct("<32b").unpack
+_pack_u32 = struct.Struct("<8I").pack
+_pack_u16 = struct.Struct("<16H").pack
+
+
+def _to_f32(lanes): return array("f", lanes).tobytes()
+def _to_i32(lanes): return _pack_u32(*[x & 0xFFFFFFFF for x in lanes])
+def _to_i16(lanes): return _pack_u16(*[x & 0xFFFF for x in lanes])
+def _to_i8(lanes): return bytes([x & 0xFF for x in lanes])
+def _mask(lanes, n_bytes): return b"".join([b"\xff" * n_bytes if x else bytes(n_bytes) for x in lanes])
+def _i64(x): return ((x & 0xFFFFFFFFFFFFFFFF) ^ 0x8000000000000000) - 0x8000000000000000
+
+
+def _map2(function, read, write):
+    """Return the vector operation that applies function to each pair of lanes."""
+    return lambda a, b: write(map(function, read(a), read(b)))
+
+
+def _map1(function, read, write):
+    """Return the vector operation that applies function to each lane."""
+    return lambda a: write(map(function, read(a)))
+
+
+def _shift(function, read, write):
+    """Return the vector operation that shifts each lane by a constant number of bits."""
+    return lambda a, n: write([function(x, n) for x in read(a)])
+
+
+def _divide(x, y):
+    """x / y as IEEE 754 has it, where Python raises for y = 0."""
+    if y:
+        return x / y
+    return math.nan if x == 0 or x != x else math.copysign(math.inf, x) * math.copysign(1, y)
+
+
+def _square_root(x): return math.sqrt(x) if x >= 0 else x if x == 0 else math.nan
+def _smaller(x, y): return x if x < y else y           # so NaN in either place gives y
+def _larger(x, y): return x if x > y else y
+
+
+def _whole(function):
+    """Return function (round, math.floor) kept among floats: -0.3 becomes -0.0, and inf stays."""
+    return lambda x: x if abs(x) >= 2**23 or x != x else math.copysign(function(x), x)
+
+
+def _int32(x):
+    """The whole number nearest to x, the even one if two are; -2**31 where x is out of range."""
+    return round(x) if -2**31 <= x < 2**31 else -2**31
+
+
+def _f16_bytes(x):
+    """x rounded to float16, half to even; infinity where struct would raise."""
+    try:
+        return struct.pack("<e", x)
+    except OverflowError:
+        return struct.pack("<e", math.copysign(math.inf, x))
+
+
+def _hadd(a, b):
+    a, b = _f32(a), _f32(b)
+    return _to_f32([a[0] + a[1], a[2] + a[3], b[0] + b[1], b[2] + b[3],
+                    a[4] + a[5], a[6] + a[7], b[4] + b[5], b[6] + b[7]])
+
+
+def _swap_halves(a): return a[16:] + a[:16]
+def _pick_i32(a, order): return b"".join([a[4 * i:4 * i + 4] for i in order])
+
+
+def _hsum_f32(a):
+    a = _hadd(a, a)
+    a = _hadd(a, a)
+    return _map2(operator.add, _f32, _to_f32)(a, _swap_halves(a))
+
+
+def _fold(function, read, write):
+    """Return the vector operation whose every lane is function over all eight lanes."""
+    step = _map2(function, read, write)
+
+    def meaning(a):
+        a = step(a, _swap_halves(a))
+        a = step(a, _pick_i32(a, (2, 3, 0, 1, 6, 7, 4, 5)))
+        return step(a, _pick_i32(a, (1, 0, 3, 2, 5, 4, 7, 6)))
+    return meaning
+
+
+def _madd(a, b):
+    a, b = _i16(a), _i16(b)
+    return _to_i32([a[i] * b[i] + a[i + 1] * b[i + 1] for i in range(0, 16, 2)])
+
+
+def _dot4(acc, a, b):
+    return _to_i32([x + sum(a[i] * b[i] for i in range(4 * j, 4 * j + 4))
+                    for j, x in enumerate(_i32(acc))])
+
+
+def _unpack(a, b, n_bytes, start):
+    """Alternate the lanes of a and b, from byte `start` (0 or 8) of each half."""
+    return b"".join([v[half + start + i:half + start + i + n_bytes]
+                     for half in (0, 16) for i in range(0, 8, n_bytes) for v in (a, b)])
+
+
+def _shuffle_i8(a, index):
+    return bytes([0 if n & 0x80 else a[(i & 16) | (n & 15)] for i, n in enumerate(index)])
+
+
+def _load(address, n_bytes):
+    return ctypes.string_at(address & 0xFFFFFFFFFFFFFFFF, n_bytes)
+
+
+def _store(address, data):
+    ctypes.memmove(address & 0xFFFFFFFFFFFFFFFF, bytes(data), len(data))
+
+
+def _load_int(n_bytes, signed):
+    return lambda base, disp: int.from_bytes(_load(base + disp, n_bytes), "little", signed=signed)
+
+
+def _store_int(n_bytes):
+    return lambda base, x, disp: _store(base + disp, (x & ((1 << 8 * n_bytes) - 1)).to_bytes(n_bytes, "little"))
+
+
+def _load_lanes(form, write):
+    """Return the load of as many packed lanes as `form` says, each widened by `write`."""
+    n_bytes = struct.calcsize(form)
+    return lambda base, disp: write(struct.unpack(form, _load(base + disp, n_bytes)))
+
+
+def _load_first(base, n, disp):
+    n = min(max(n, 0), 8)
+    return _load(base + disp, 4 * n) + bytes(32 - 4 * n)
+
+
+def _store_first(base, v, n, disp):
+    _store(base + disp, v[:4 * min(max(n, 0), 8)])
+
+
+def _fetch_add(base, x, disp):
+    old = _load_int(8, True)(base, disp)
+    _store_int(8)(base, old + x, disp)
+    return old
+
+
+def _insert_i32(v, x, lane):
+    return v[:4 * lane] + (x & 0xFFFFFFFF).to_bytes(4, "little") + v[4 * lane + 4:]
+
+
+COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+           "==": operator.eq, "!=": operator.ne}
+_add, _sub, _mul = operator.add, operator.sub, operator.mul
+
+# The operations.  Each row: name, signature, lane type of the result, meaning.  The meaning takes
+# the operands after the "=" (an operation with W takes that first) and returns what is set.
+#
+#   Integers wrap at 64 bits.  Shifts by a constant less than the lane's width.
+#   min_f32 and max_f32 return the second operand where the two do not compare (a NaN).
+#   Float results that are NaN are some NaN: which one differs between processors.
+#   f32_to_i32 of NaN or of what does not fit 32 bits is unspecified on other processors.
+#   Masks are lanes of all ones or all zeros; `select` needs bytes of 0x00 or 0xff.
+#   shuffle_i8 needs indices 0..15, or 128..255 for a zero; it stays within each half.
+#   dot4_us needs u <= 127 as unsigned bytes, dot4_ss needs b >= -127: then no step overflows.
+#   Per-lane shift counts are 0..31.  div and rem are unsigned, and the divisor is not 0.
+
+_OP_ROWS = [
+    # integer registers
+    ("imm",         "I=n",   None, _i64),
+    ("mov",         "I=i",   None, lambda a: a),
+    ("add",         "I=ij",  None, lambda a, b: _i64(a + b)),
+    ("sub",         "I=ij",  None, lambda a, b: _i64(a - b)),
+    ("mul",         "I=ij",  None, lambda a, b: _i64(a * b)),
+    ("div",         "I=ii",  None, lambda a, b: _i64((a % 2**64) // (b % 2**64))),
+    ("rem",         "I=ii",  None, lambda a, b: _i64((a % 2**64) % (b % 2**64))),
+    ("iand",        "I=ij",  None, lambda a, b: a & b),
+    ("ior",         "I=ij",  None, lambda a, b: a | b),
+    ("ixor",        "I=ij",  None, lambda a, b: a ^ b),
+    ("shl",         "I=in",  None, lambda a, n: _i64(a << n)),
+    ("shr",         "I=in",  None, lambda a, n: _i64((a % 2**64) >> n)),
+    ("sar",         "I=in",  None, lambda a, n: a >> n),
+    ("min",         "I=ij",  None, min),
+    ("max",         "I=ij",  None, max),
+    ("load_i64",    "I=id",  None, _load_int(8, True)),
+    ("load_i32",    "I=id",  None, _load_int(4, True)),
+    ("load_u32",    "I=id",  None, _load_int(4, False)),
+    ("load_i16",    "I=id",  None, _load_int(2, True)),
+    ("load_u16",    "I=id",  None, _load_int(2, False)),
+    ("load_i8",     "I=id",  None, _load_int(1, True)),
+    ("load_u8",     "I=id",  None, _load_int(1, False)),
+    ("store_i64",   "=iid",  None, _store_int(8)),
+    ("store_i32",   "=iid",  None, _store_int(4)),
+    ("store_i16",   "=iid",  None, _store_int(2)),
+    ("store_i8",    "=iid",  None, _store_int(1)),
+    # threads: atomic, and seen by other threads in the order written
+    ("load_acquire",  "I=id",  None, _load_int(8, True)),
+    ("store_release", "=iid",  None, _store_int(8)),
+    ("fetch_add",     "I=iid", None, _fetch_add),           # returns what was there before
+    ("pause",         "=",     None, lambda: None),
+    ("prefetch",      "=id",   None, lambda base, disp: None),
+    # any vector: 32 bytes as they are
+    ("const",       "V=n",   None, lambda data: data),
+    ("vmov",        "V=v",   None, lambda a: a),
+    ("vload",       "V=id",  None, lambda base, disp: _load(base + disp, 32)),
+    ("vstore",      "=ivd",  None, lambda base, v, disp: _store(base + disp, v)),
+    ("vand",        "V=vv",  None, _map2(operator.and_, bytes, bytes)),
+    ("vor",         "V=vv",  None, _map2(operator.or_, bytes, bytes)),
+    ("vxor",        "V=vv",  None, _map2(operator.xor, bytes, bytes)),
+    ("vandnot",     "V=vv",  None, _map2(lambda x, y: ~x & y & 255, bytes, bytes)),
+    ("select",      "V=vvv", None, lambda mask, yes, no: bytes(
+        [y if m & 0x80 else n for m, y, n in zip(mask, yes, no)])),
+    # half a vector, a lane, several lanes
+    ("load_i8x16",    "V=id",  "i8", lambda base, disp: _load(base + disp, 16) + bytes(16)),
+    ("load_i8x8",     "V=id",  "i8", lambda base, disp: _load(base + disp, 8) + bytes(24)),
+    ("load_f32",      "V=id",  "f32", lambda base, disp: _load(base + disp, 4) + bytes(28)),
+    ("store_i8x16",   "=ivd",  None, lambda base, v, disp: _store(base + disp, v[:16])),
+    ("store_i8x8",    "=ivd",  None, lambda base, v, disp: _store(base + disp, v[:8])),
+    ("store_f32",     "=ivd",  None, lambda base, v, disp: _store(base + disp, v[:4])),
+    ("load_high",     "V=vid", None, lambda v, base, disp: v[:16] + _load(base + disp, 16)),
+    ("load_f32_n",    "V=iid", "f32", _load_first),          # n lanes, the rest 0 and not read
+    ("load_i32_n",    "V=iid", "i32", _load_first),
+    ("store_f32_n",   "=ivid", None, _store_first),          # n lanes, the rest not written
+    ("store_i32_n",   "=ivid", None, _store_first),
+    ("load_i32_at",   "V=in",  "i32", lambda base, disps: b"".join([_load(base + d, 4) for d in disps])),
+    ("broadcast_i8x16", "V=id", "i8", lambda base, disp: _load(base + disp, 16) * 2),
+    ("broadcast_i64x4", "V=id", "i8", lambda base, disp: _load(base + disp, 8) * 4),
+    ("broadcast_f32x8", "V=id", "f32", lambda base, disp: _load(base + disp, 4) * 8),
+    ("broadcast_i32x8", "V=id", "i32", lambda base, disp: _load(base + disp, 4) * 8),
+    ("broadcast_i16x16", "V=id", "i16", lambda base, disp: _load(base + disp, 2) * 16),
+    ("broadcast_i8x32", "V=id", "i8", lambda base, disp: _load(base + disp, 1) * 32),
+    ("splat_i32",     "V=i",   "i32", lambda x: (x & 0xFFFFFFFF).to_bytes(4, "little") * 8),
+    ("broadcast_lane", "V=vn", None, lambda v, lane: v[4 * lane:4 * lane + 4] * 8),
+    ("extract_i32",   "I=vn",  None, lambda v, lane: _i32(v)[lane]),
+    ("insert_i32",    "V=vin", "i32", _insert_i32),
+    # f32x8
+    ("add_f32",     "V=vv",  "f32", _map2(_add, _f32, _to_f32)),
+    ("sub_f32",     "V=vv",  "f32", _map2(_sub, _f32, _to_f32)),
+    ("mul_f32",     "V=vv",  "f32", _map2(_mul, _f32, _to_f32)),
+    ("div_f32",     "V=vv",  "f32", _map2(_divide, _f32, _to_f32)),
+    ("min_f32",     "V=vv",  "f32", _map2(_smaller, _f32, _to_f32)),
+    ("max_f32",     "V=vv",  "f32", _map2(_larger, _f32, _to_f32)),
+    ("sqrt_f32",    "V=v",   "f32", _map1(_square_root, _f32, _to_f32)),
+    ("round_f32",   "V=v",   "f32", _map1(_whole(round), _f32, _to_f32)),      # half to even
+    ("floor_f32",   "V=v",   "f32", _map1(_whole(math.floor), _f32, _to_f32)),
+    ("cmp_f32",     "V=vnv", "i32", lambda a, how, b: _mask(map(COMPARE[how], _f32(a), _f32(b)), 4)),
+    ("i32_to_f32",  "V=v",   "f32", _map1(float, _i32, _to_f32)),
+    ("f32_to_i32",  "V=v",   "i32", _map1(_int32, _f32, _to_i32)),             # half to even
+    ("hadd_f32",    "V=vv",  "f32", _hadd),
+    ("hsum_f32",    "V=v",   "f32", _hsum_f32),   # ((l0+l1)+(l2+l3)) + ((l4+l5)+(l6+l7)), every lane
+    ("hmax_f32",    "V=v",   "f32", _fold(_larger, _f32, _to_f32)),
+    ("load_f16x8",  "V=id",  "f32", _load_lanes("<8e", _to_f32)),
+    ("f16_to_f32",  "V=v",   "f32", lambda a: _to_f32(struct.unpack("<8e", a[:16]))),   # of the low half
+    ("load_bf16x8", "V=id",  "f32", _load_lanes("<8H", lambda h: _to_i32([x << 16 for x in h]))),
+    ("store_f16x8", "=ivd",  None, lambda base, v, disp: _store(
+        base + disp, b"".join(map(_f16_bytes, _f32(v))))),
+    # i32x8
+    ("add_i32",     "V=vv",  "i32", _map2(_add, _i32, _to_i32)),
+    ("sub_i32",     "V=vv",  "i32", _map2(_sub, _i32, _to_i32)),
+    ("mul_i32",     "V=vv",  "i32", _map2(_mul, _i32, _to_i32)),
+    ("min_i32",     "V=vv",  "i32", _map2(min, _i32, _to_i32)),
+    ("max_i32",     "V=vv",  "i32", _map2(max, _i32, _to_i32)),
+    ("max_u32",     "V=vv",  "i32", _map2(max, _u32, _to_i32)),
+    ("abs_i32",     "V=v",   "i32", _map1(abs, _i32, _to_i32)),
+    ("shl_i32",     "V=vn",  "i32", _shift(operator.lshift, _i32, _to_i32)),
+    ("shr_i32",     "V=vn",  "i32", _shift(operator.rshift, _u32, _to_i32)),
+    ("sar_i32",     "V=vn",  "i32", _shift(operator.rshift, _i32, _to_i32)),
+    ("shlv_i32",    "V=vv",  "i32", _map2(operator.lshift, _u32, _to_i32)),
+    ("shrv_i32",    "V=vv",  "i32", _map2(operator.rshift, _u32, _to_i32)),
+    ("cmpeq_i32",   "V=vv",  "i32", lambda a, b: _mask(map(operator.eq, _i32(a), _i32(b)), 4)),
+    ("cmpgt_i32",   "V=vv",  "i32", lambda a, b: _mask(map(operator.gt, _i32(a), _i32(b)), 4)),
+    ("hsum_i32",    "V=v",   "i32", _fold(_add, _i32, _to_i32)),               # in every lane
+    ("hmax_u32",    "V=v",   "i32", _fold(max, _u32, _to_i32)),
+    ("widen_i8x8",  "V=id",  "i32", _load_lanes("<8b", _to_i32)),
+    ("widen_u8x8",  "V=id",  "i32", _load_lanes("<8B", _to_i32)),
+    ("widen_i16x8", "V=id",  "i32", _load_lanes("<8h", _to_i32)),
+    ("widen_u16x8", "V=id",  "i32", _load_lanes("<8H", _to_i32)),
+    ("store_i32_as_i8", "=ivd", None, lambda base, v, disp: _store(
+        base + disp, bytes([min(max(x, -128), 127) & 255 for x in _i32(v)]))),
+    # i16x16
+    ("add_i16",     "V=vv",  "i16", _map2(_add, _i16, _to_i16)),
+    ("sub_i16",     "V=vv",  "i16", _map2(_sub, _i16, _to_i16)),
+    ("mul_i16",     "V=vv",  "i16", _map2(_mul, _i16, _to_i16)),
+    ("shl_i16",     "V=vn",  "i16", _shift(operator.lshift, _i16, _to_i16)),
+    ("shr_i16",     "V=vn",  "i16", _shift(operator.rshift, _u16, _to_i16)),
+    ("sar_i16",     "V=vn",  "i16", _shift(operator.rshift, _i16, _to_i16)),
+    ("widen_i8x16", "V=id",  "i16", _load_lanes("<16b", _to_i16)),
+    ("widen_u8x16", "V=id",  "i16", _load_lanes("<16B", _to_i16)),
+    ("extend_i8",   "V=vn",  "i16", lambda a, half: _to_i16(_i8(a)[16 * half:16 * half + 16])),
+    ("extend_u8",   "V=vn",  "i16", lambda a, half: _to_i16(a[16 * half:16 * half + 16])),
+    ("extend_i16",  "V=vn",  "i32", lambda a, half: _to_i32(_i16(a)[8 * half:8 * half + 8])),
+    ("extend_u16",  "V=vn",  "i32", lambda a, half: _to_i32(_u16(a)[8 * half:8 * half + 8])),
+    ("madd",        "V=vv",  "i32", _madd),                  # pairs of i16 products, added in i32
+    # i8x32
+    ("add_i8",      "V=vv",  "i8", _map2(_add, bytes, _to_i8)),
+    ("sub_i8",      "V=vv",  "i8", _map2(_sub, bytes, _to_i8)),
+    ("min_u8",      "V=vv",  "i8", _map2(min, bytes, bytes)),
+    ("max_u8",      "V=vv",  "i8", _map2(max, bytes, bytes)),
+    ("abs_i8",      "V=v",   "i8", _map1(abs, _i8, _to_i8)),
+    ("sign_i8",     "V=vv",  "i8", _map2(lambda x, s: -x if s < 0 else x if s else 0, _i8, _to_i8)),
+    ("cmpeq_i8",    "V=vv",  "i8", lambda a, b: _mask(map(operator.eq, a, b), 1)),
+    ("cmpgt_i8",    "V=vv",  "i8", lambda a, b: _mask(map(operator.gt, _i8(a), _i8(b)), 1)),
+    ("shuffle_i8",  "V=vv",  "i8", _shuffle_i8),             # (table, index)
+    ("dot4_us",     "W=vv",  "i32", lambda acc, u, s: _dot4(acc, u, _i8(s))),
+    ("dot4_ss",     "W=vv",  "i32", lambda acc, a, b: _dot4(acc, _i8(a), _i8(b))),
+    ("dot4_us_m",   "W=vid", "i32", lambda acc, u, base, disp: _dot4(
+        acc, u, struct.unpack("<4b", _load(base + disp, 4)) * 8)),
+    # rearranging
+    ("unpack_lo_i8",  "V=vv",   "i8", lambda a, b: _unpack(a, b, 1, 0)),
+    ("unpack_hi_i8",  "V=vv",   "i8", lambda a, b: _unpack(a, b, 1, 8)),
+    ("unpack_lo_i16", "V=vv",   "i16", lambda a, b: _unpack(a, b, 2, 0)),
+    ("unpack_hi_i16", "V=vv",   "i16", lambda a, b: _unpack(a, b, 2, 8)),
+    ("unpack_lo_i32", "V=vv",   "i32", lambda a, b: _unpack(a, b, 4, 0)),
+    ("unpack_hi_i32", "V=vv",   "i32", lambda a, b: _unpack(a, b, 4, 8)),
+    ("unpack_lo_i64", "V=vv",   "i32", lambda a, b: _unpack(a, b, 8, 0)),
+    ("unpack_hi_i64", "V=vv",   "i32", lambda a, b: _unpack(a, b, 8, 8)),
+    ("shuffle_i32",   "V=vn",   None, lambda a, order: _pick_i32(       # order: 4 of 0..3, per half
+        a, [half + i for half in (0, 4) for i in order])),
+    ("blend_i32",     "V=vvn",  None, lambda a, b, bits: b"".join(      # bit i set: lane i from b
+        [(b if bits >> i & 1 else a)[4 * i:4 * i + 4] for i in range(8)])),
+    ("halves",        "V=vvnn", None, lambda a, b, low, high: b"".join(  # 0 1: of a, 2 3: of b
+        [(a + b)[16 * i:16 * i + 16] for i in (low, high)])),
+    # control, told apart from the rest by the interpreter and the encoders
+    ("call",     "=iiii", None, None),           # address, then its three arguments
+    ("loop",     "=in",   None, None),           # counter, number of the block
+    ("endloop",  "=in",   None, None),
+    ("if",       "=injn", None, None),        # a, how, b, number of the block
+    ("else",     "=n",    None, None),
+    ("endif",    "=n",    None, None),
+    ("while",    "=injn", None, None),
+    ("endwhile", "=injn", None, None),
+]
+
+
+class Op:
+    """An operation.  sets, updates: whether it sets its first operand, and reads it before."""
+
+    __slots__ = ("name", "verb", "letters", "sets", "updates", "lane", "meaning", "accepts")
+
+    KINDS = {"i": (IntReg,), "v": (VecReg,), "n": (int, str, bytes, tuple), "d": (int,)}
+
+    def __init__(self, name, verb, signature, lane, meaning):
+        result, reads = signature.split("=")
+        self.name, self.verb, self.lane, self.meaning = name, verb, lane, meaning
+        self.letters = result + reads
+        self.sets, self.updates = bool(result), result == "W"
+        self.accepts = set(itertools.product(*[self.KINDS[c] for c in reads]))
+
+
+# Where an operand may be a register or a Python int, those are two operations: add and add_imm.
+OPS = {}
+for _verb, _signature, _lane, _meaning in _OP_ROWS:
+    OPS[_verb] = Op(_verb, _verb, _signature.replace("j", "i"), _lane, _meaning)
+    if "j" in _signature:
+        OPS[_verb + "_imm"] = Op(_verb + "_imm", _verb, _signature.replace("j", "n"), _lane, _meaning)
+
+
+class Builder:
+    """A kernel: the list of its instructions, and the methods that append to it.
+
+    There is a method for each operation, called with the operands after the "=" of the signature;
+    it returns the register that it sets, a fresh one, or `to` where that is given.  Operators on
+    registers are the same methods.  args_pointer, chunk, scratch: the three parameters.
+    """
+
+    def __init__(self, name):
+        self.name = name
+        self.instructions = []
+        self.n_regs = 0
+        self.fields = {}              # name -> register, in the order of the 64-bit fields
+        self.blocks = []              # [start, else or None, end]: positions of loop, if, while
+        self.open_blocks = []
+        self.last_if = None
+        self.args_pointer, self.chunk, self.scratch = IntReg(self), IntReg(self), IntReg(self)
+
+    def args(self, *names):
+        """Load the next fields of the argument structure, 64 bits each; return their registers."""
+        for name in names:
+            self.fields[name] = self.load_i64(self.args_pointer, 8 * len(self.fields))
+        found = tuple([self.fields[name] for name in names])
+        return found if len(found) > 1 else found[0]
+
+    def advance(self, **n_bytes):
+        """Add to pointers that `args` returned, by name: k.advance(x=32, out=4)."""
+        for name, n in n_bytes.items():
+            self.add(self.fields[name], n, to=self.fields[name])
+
+    def mov(self, to, source):
+        """Set register `to` to the value of `source`, a register of its kind or a Python int."""
+        kind = "vmov" if type(source) is VecReg else "imm" if type(source) is int else "mov"
+        return self.emit(kind, source, to=to)
+
+    def copy(self, source):
+        """Return a fresh register with the value of `source`."""
+        if type(source) is VecReg:
+            return self.emit("vmov", source, to=VecReg(self, source.lane))
+        return self.emit("mov", source)
+
+    def emit(self, name, *operands, to=None):
+        return getattr(self, "_op_" + name)(*operands, to=to)
+
+    # Vectors known when the kernel is built: one value for all lanes, or a list with one for each.
+
+    def const_f32x8(self, x): return self._constant(x, 8, _to_f32, "f32")
+    def const_i32x8(self, x): return self._constant(x, 8, _to_i32, "i32")
+    def const_i16x16(self, x): return self._constant(x, 16, _to_i16, "i16")
+    def const_i8x32(self, x): return self._constant(x, 32, _to_i8, "i8")
+    def zero_f32x8(self): return self.const_f32x8(0.0)
+    def zero_i32x8(self): return self.const_i32x8(0)
+    def zero_i16x16(self): return self.const_i16x16(0)
+    def zero_i8x32(self): return self.const_i8x32(0)
+
+    def _constant(self, x, n_lanes, write, lane):
+        lanes = [x] * n_lanes if isinstance(x, (int, float)) else list(x)
+        if len(lanes) != n_lanes:
+            raise ValueError(f"constant of {len(lanes)} lanes; needs 1 or {n_lanes}")
+        return self._op_const(write(lanes), to=VecReg(self, lane))
+
+    # Blocks, used as context managers: with k.loop(n): ...
+
+    def loop(self, n):
+        """Run the block n times, none if n <= 0; n: a register or int.  As: the rounds left."""
+        count = self.emit("imm" if type(n) is int else "mov", n)
+        return Block(self, "loop", (count,))
+
+    def if_(self, a, how, b):
+        """Run the block if a < b; how: one of < <= > >= == !=; signed; b may be an int."""
+        return Block(self, "if", (a, how, b))
+
+    def else_(self):
+        """Run the block if the one of the `if_` just closed did not run."""
+        return Block(self, "else", ())
+
+    def while_(self, a, how, b):
+        """Run the block as long as a < b, which is looked at before each round."""
+        return Block(self, "while", (a, how, b))
+
+    def args_array(self, **values):
+        """Return the fields as array('q'), in the order of the structure: what a call is given."""
+        if set(values) != set(self.fields):
+            raise TypeError(f"kernel {self.name} takes {list(self.fields)}, got {list(values)}")
+        return array("q", [_i64(values[name]) for name in self.fields])
+
+
+class Block:
+    """The instructions between a `loop`, `if`, `else` or `while` and its end."""
+
+    __slots__ = ("k", "kind", "operands")
+
+    def __init__(self, k, kind, operands):
+        self.k, self.kind, self.operands = k, kind, operands
+
+    def __enter__(self):
+        k, here = self.k, len(self.k.instructions)
+        if self.kind == "else":
+            # An `if` that is followed by an `else` is closed by the latter's end.
+            if not k.instructions or k.instructions[-1][0] != "endif":
+                raise ValueError("else_ must follow the block of an if_")
+            _, number = k.instructions.pop()
+            k.blocks[number][1] = here - 1
+            k.instructions.append(("else", number))
+        else:
+            number = len(k.blocks)
+            k.blocks.append([here, None, None])
+            k._control(self.kind, *self.operands, number)
+        k.open_blocks.append(number)
+        return self.operands[0] if self.kind == "loop" else None
+
+    def __exit__(self, *error):
+        k = self.k
+        number = k.open_blocks.pop()
+        k.blocks[number][2] = len(k.instructions)
+        if self.kind in ("if", "else"):
+            k.instructions.append(("endif", number))
+        else:
+            k.instructions.append(("end" + self.kind, *self.operands, number))
+
+
+def _add_method(op):
+    """Give Builder the method that appends one `op`.  Checks kinds, so that mistakes show where made."""
+    name, lane, accepts, sets, updates = op.name, op.lane, op.accepts, op.sets, op.updates
+    n_operands = len(op.letters) - sets
+    has_disp = op.letters.endswith("d")
+    vector = op.letters[:1] == "V"
+    like = 1 if name == "select" else 0            # the operand whose lane type the result has
+
+    def method(self, *operands, to=None):
+        if updates:
+            to, operands = operands[0], operands[1:]
+        if has_disp and len(operands) < n_operands:
+            operands += (0,)
+        if tuple(map(type, operands)) not in accepts:
+            raise TypeError(f"{name} takes {op.letters[sets:]!r}, got {operands}")
+        if sets:
+            if to is None:
+                to = VecReg(self, lane or operands[like].lane) if vector else IntReg(self)
+            self.instructions.append((name, to, *operands))
+            return to
+        self.instructions.append((name, *operands))
+
+    setattr(Builder, "_op_" + name, method)
+    if not hasattr(Builder, name):
+        setattr(Builder, name, method)
+
+
+def _register_or_int(name, position):
+    """Return the method that picks operation `name` or its _imm form by the operand at `position`."""
+    on_register, on_int = getattr(Builder, "_op_" + name), getattr(Builder, "_op_" + name + "_imm")
+
+    def method(self, *operands, to=None):
+        return (on_int if type(operands[position]) is int else on_register)(self, *operands, to=to)
+    return method
+
+
+for _op in OPS.values():
+    _add_method(_op)
+for _verb, _signature, _lane, _meaning in _OP_ROWS:
+    if "j" in _signature:
+        _method = _register_or_int(_verb, _signature.index("j") - _signature.index("=") - 1)
+        setattr(Builder, "_op_" + _verb, _method)
+        if OPS[_verb].sets:
+            setattr(Builder, _verb, _method)
+
+
+def _either(int_name, vector_name):
+    """Return the method that picks the integer or the vector operation by its first operand."""
+    on_ints, on_vectors = getattr(Builder, "_op_" + int_name), getattr(Builder, "_op_" + vector_name)
+
+    def method(self, a, b, to=None):
+        return (on_vectors if type(a) is VecReg else on_ints)(self, a, b, to=to)
+    return method
+
+
+Builder.and_, Builder.or_ = _either("iand", "vand"), _either("ior", "vor")
+Builder.xor, Builder.andnot = _either("ixor", "vxor"), Builder.vandnot
+Builder._control = lambda self, name, *operands: getattr(self, "_op_" + name)(*operands)
+
+
+def _load_method(lane):
+    def method(self, base, disp=0, to=None):
+        return self._op_vload(base, disp, to=to or VecReg(self, lane))
+    return method
+
+
+for _lane, _shape in (("f32", "f32x8"), ("i32", "i32x8"), ("i16", "i16x16"), ("i8", "i8x32")):
+    setattr(Builder, "load_" + _shape, _load_method(_lane))
+    setattr(Builder, "store_" + _shape, Builder.vstore)
+
+
+def build(emit, *parameters, **options):
+    """Return the kernel that emit(k, *parameters, **options) writes."""
+    k = Builder(emit.__name__)
+    emit(k, *parameters, **options)
+    return k
+
+
+def interpret(kernel, args, chunk=0, scratch=0, functions=None):
+    """Run a kernel in Python, over real memory.
+
+    args, scratch: addresses.  functions: {address: Python function of (args, chunk, scratch)},
+    for kernels that `call`.
+    """
+    instructions, blocks = kernel.instructions, kernel.blocks
+    values = [None] * kernel.n_regs
+    values[:3] = args, chunk, scratch
+    at = 0
+    while at < len(instructions):
+        name, *operands = instructions[at]
+        at += 1
+        op = OPS[name]
+        name = op.verb
+        reads = [values[x.id] if type(x) is IntReg or type(x) is VecReg else x
+                 for x in operands[op.sets and not op.updates:]]
+        if any(x is None for x in reads):
+            raise ValueError(f"{kernel.name}: {name} {operands} reads a register that was not set")
+        if op.meaning:
+            result = op.meaning(*reads)
+            if op.sets:
+                values[operands[0].id] = result
+        elif name == "call":
+            functions[reads[0]](*reads[1:])
+        elif name in ("if", "while", "endwhile"):
+            start, middle, end = blocks[reads[3]]
+            holds = COMPARE[reads[1]](reads[0], reads[2])
+            if name == "endwhile" and holds:
+                at = start + 1
+            elif name != "endwhile" and not holds:
+                at = (end if middle is None else middle) + 1
+        elif name == "else":
+            at = blocks[reads[0]][2] + 1
+        elif name == "loop" and reads[0] <= 0:
+            at = blocks[reads[1]][2] + 1
+        elif name == "endloop":
+            values[operands[0].id] = left = reads[0] - 1
+            if left > 0:
+                at = blocks[reads[1]][0] + 1
+
+
+# From virtual registers to real ones.  A register is busy from the instruction that first sets it
+# to the last that names it; one that is set before a loop and named inside stays busy to the
+# loop's end, since the next round needs it again.  Walking the instructions once in order, each
+# register takes a free real one when its time begins and returns it when its time is over.  That
+# is linear scan allocation (Poletto and Sarkar, 1999) without its hard part: nothing is ever
+# moved to memory.  A kernel that needs more registers than there are is a mistake to be mended
+# in the kernel.
+
+ENCODERS = {}           # name of an instruction set -> its encoder class; 5.2 and 5.3 fill it
+
+
+def _lifetimes(kernel):
+    """Return (first, last): for each register, the positions between which it is busy.
+
+    first[r] is None for a register never used.  The three parameters begin at -1.
+    """
+    first, last = [None] * kernel.n_regs, [-1] * kernel.n_regs
+    first[:3] = -1, -1, -1
+    scope = [0] * kernel.n_regs         # the block in which a register is first set
+    open_scopes, n_scopes = [0], 1      # an `if` and its `else` are two scopes
+    open_loops = []                     # (start, end), outermost first
+    for at, instruction in enumerate(kernel.instructions):
+        op = OPS[instruction[0]]
+        name = op.verb
+        if name in ("else", "endif", "endloop", "endwhile"):
+            open_scopes.pop()
+        for position, x in enumerate(instruction):
+            if type(x) is not IntReg and type(x) is not VecReg:
+                continue
+            r = x.id
+            if first[r] is None:
+                first[r], scope[r] = at, open_scopes[-1]
+            if first[r] == at and (position != 1 or not op.sets or op.updates):
+                raise ValueError(f"kernel {kernel.name}, instruction {at}: {name} reads {x}, "
+                                 "which was not set before; set it first")
+            if scope[r] not in open_scopes:
+                raise ValueError(f"kernel {kernel.name}, instruction {at}: {name} names {x}, first "
+                                 "set in a block that has ended; set it before that block")
+            if last[r] < at:
+                last[r] = at
+            if open_loops and first[r] < open_loops[-1][0]:
+                for start, end in open_loops:
+                    if first[r] < start:
+                        last[r] = max(last[r], end)
+                        break
+        if name in ("if", "else", "loop", "while"):
+            open_scopes.append(n_scopes)
+            n_scopes += 1
+            if name in ("loop", "while"):
+                open_loops.append((at, kernel.blocks[instruction[-1]][2]))
+        elif name in ("endloop", "endwhile"):
+            open_loops.pop()
+    return first, last
+
+
+def _too_many(kernel, kind, have, first, last):
+    """Return the error that names where a kernel needs the most registers of a kind."""
+    ids = {x.id for instruction in kernel.instructions for x in instruction if type(x) is kind}
+    busy = [sum(first[r] <= at <= last[r] for r in ids) for at in range(len(kernel.instructions))]
+    at = busy.index(max(busy))
+    return ValueError(f"kernel {kernel.name} needs {max(busy)} {kind.__name__} and its temporaries "
+                      f"at instruction {at}, {kernel.instructions[at]}, but there are {have}; "
+                      "keep fewer values at once")
+
+
+def allocate(kernel, encoder):
+    """Return (placed, ints, vectors): the instructions on real registers, and which were used.
+
+    placed: a list of [function of the encoder, operands...]; after the operands of the operation
+    come its temporaries, and for `call` the integer registers whose value is needed afterwards.
+    The register that an operation sets may be one that it reads for the last time; a temporary
+    is never any of the others.
+    """
+    first, last = _lifetimes(kernel)
+    ending = [[] for _ in kernel.instructions]
+    for r, at in enumerate(last):
+        if at >= 0:
+            ending[at].append(r)
+    real = [None] * kernel.n_regs
+    free_ints, free_vecs = list(reversed(encoder.int_order)), list(reversed(range(encoder.n_vectors)))
+    free_of = {}                        # register -> the list it came from
+    used_ints, used_vecs = set(), set()
+    for r, parameter in enumerate(encoder.parameters):
+        if last[r] >= 0:
+            real[r], free_of[r] = parameter, free_ints
+            free_ints.remove(parameter)
+            used_ints.add(parameter)
+    placed = []
+    for at, instruction in enumerate(kernel.instructions):
+        function, n_temps = encoder.rows[instruction[0]]
+        temps = ()
+        if n_temps:
+            if len(free_vecs) < n_temps:
+                raise _too_many(kernel, VecReg, encoder.n_vectors, first, last)
+            temps = free_vecs[-n_temps:]
+            del free_vecs[-n_temps:]
+            used_vecs.update(temps)
+        ended = ending[at]
+        for r in ended:
+            if real[r] is not None:
+                free_of[r].append(real[r])
+        line = [function]
+        for x in instruction[1:]:
+            kind = type(x)
+            if kind is IntReg or kind is VecReg:
+                r = x.id
+                if real[r] is None:
+                    free = free_ints if kind is IntReg else free_vecs
+                    if not free:
+                        have = len(encoder.int_order) if kind is IntReg else encoder.n_vectors
+                        raise _too_many(kernel, kind, have, first, last)
+                    real[r], free_of[r] = free.pop(), free
+                    (used_ints if kind is IntReg else used_vecs).add(real[r])
+                    if r in ended:      # set, and never looked at
+                        free.append(real[r])
+                line.append(real[r])
+            else:
+                line.append(x)
+        if temps:
+            line += temps
+            free_vecs += temps
+        elif instruction[0] == "call":
+            live = [r for r in free_of if first[r] < at < last[r]]
+            if any(free_of[r] is free_vecs for r in live):
+                raise ValueError(f"kernel {kernel.name}: a vector register is busy across a call; "
+                                 "store it before")
+            line.append(tuple(real[r] for r in live))
+        placed.append(line)
+    return placed, used_ints, used_vecs
+
+
+def encode(kernel, isa, abi=None):
+    """Return the bytes of a kernel for instruction set `isa` and calling convention `abi`."""
+    encoder = ENCODERS[isa](isa, abi or host_abi())
+    _emit(kernel, encoder)
+    return encoder.finish()
+
+
+def _emit(kernel, encoder):
+    placed, ints, vectors = allocate(kernel, encoder)
+    encoder.blocks = kernel.blocks
+    encoder.begin(ints, vectors, any(line[0] == "call" for line in kernel.instructions))
+    for function, *operands in placed:
+        function(encoder, *operands)
+
+
+# ---------------------------------------------------------------------------------------
+# 5.2 x86-64
+#
+# An x86-64 instruction is 1 to 15 bytes.  Most of ours are vector instructions in the VEX form,
+# which name three registers, d = a op b:
+#
+#     byte       C4          1            2          opcode     3
+#            +--------+-----------+-----------------+--------+------------+------------+-----+
+#            |11000100|R X B mmmmm|W  v v v v  L p p|        |mod reg r/m |displacement| imm |
+#            +--------+-----------+-----------------+--------+------------+------------+-----+
+#     mmmmm, pp  which table of opcodes: mmmmm 1 is called 0F, 2 is 0F38, 3 is 0F3A; pp 1 is 66,
+#                2 is F3, 3 is F2, the prefix bytes that used to do this work
+#     L          0: 128 bits (xmm), 1: 256 bits (ymm)           W: one more bit of opcode
+#     reg, vvvv, r/m   the three registers, usually d, a, b; a register number has four bits, and
+#                the fourth of reg is R, of r/m is B.  R, X, B and vvvv are stored inverted.
+#     mod        3: r/m is a register.  Else memory: r/m is the register holding the address, and
+#                the displacement has 0 (mod 0), 1 (mod 1) or 4 bytes (mod 2).  Two oddities: r/m 4
+#                announces a further byte, here always 24 ("no index"), and mod 0 with r/m 5 means
+#                "4 bytes of displacement from the end of this instruction", by which a kernel
+#                reaches its constants, so that registers 5 and 13 always have a displacement.
+#
+# Where X, B and W are not needed and mmmmm is 1, a shorter form drops that byte:
+#
+#            +--------+-----------------+--------+-----------
+#            |11000101|R  v v v v  L p p| opcode | mod reg r/m ...
+#            +--------+-----------------+--------+-----------
+#
+# Instructions on integers are older: an optional prefix REX, 0100WRXB, not inverted, where W
+# means 64 bits; the opcode; then mod reg r/m as above; two registers, d = d op b.
+# Source: Intel SDM volume 2A, chapter 2 (2.1.5 tables, 2.3 VEX, 2.7 EVEX); the opcodes: 2A-2D.
+
+# Vector instructions: opcode, pp, mmmmm, W, L, and the operands in the order an assembler writes
+# them: y and x are ymm and xmm, r and q integer registers of 32 and 64 bits, m memory.  They fill
+# reg, vvvv, r/m in turn, or reg, r/m where there are two; "<" says that r/m comes first.  A digit
+# stands in reg as one more bit of opcode.  ".m" or ".x" tells forms of one mnemonic apart.
+
+_VEX_ROWS = {
+    "vmovdqu":      (0x6F, 2, 1, 0, 1, "yy"),   "vmovdqu.m":    (0x7F, 2, 1, 0, 1, "<my"),
+    "vmovdqu.x":    (0x6F, 2, 1, 0, 0, "xx"),   "vmovdqu.mx":   (0x7F, 2, 1, 0, 0, "<mx"),
+    "vmovaps":      (0x28, 0, 1, 0, 1, "yy"),
+    "vmovq":        (0x7E, 2, 1, 0, 0, "xx"),   "vmovq.m":      (0xD6, 1, 1, 0, 0, "<mx"),
+    "vmovss":       (0x10, 2, 1, 0, 0, "xx"),   "vmovss.m":     (0x11, 2, 1, 0, 0, "<mx"),
+    "vmovd":        (0x6E, 1, 1, 0, 0, "xr"),   "vmovd.r":      (0x7E, 1, 1, 0, 0, "<rx"),
+    "vpextrd":      (0x16, 1, 3, 0, 0, "<rx"),  "vpinsrd":      (0x22, 1, 3, 0, 0, "xxr"),
+    "vmaskmovps":   (0x2C, 1, 2, 0, 1, "yyy"),  "vmaskmovps.m": (0x2E, 1, 2, 0, 1, "<myy"),
+    "vbroadcastss": (0x18, 1, 2, 0, 1, "yx"),   "vbroadcasti128": (0x5A, 1, 2, 0, 1, "yx"),
+    "vpbroadcastb": (0x78, 1, 2, 0, 1, "yx"),   "vpbroadcastw": (0x79, 1, 2, 0, 1, "yx"),
+    "vpbroadcastd": (0x58, 1, 2, 0, 1, "yx"),   "vpbroadcastq": (0x59, 1, 2, 0, 1, "yx"),
+    "vextracti128": (0x39, 1, 3, 0, 1, "<xy"),  "vinserti128":  (0x38, 1, 3, 0, 1, "yyx"),
+    "vperm2i128":   (0x46, 1, 3, 0, 1, "yyy"),  "vperm2f128":   (0x06, 1, 3, 0, 1, "yyy"),
+    "vpermq":       (0x00, 1, 3, 1, 1, "yy"),   "vpshufd":      (0x70, 1, 1, 0, 1, "yy"),
+    "vpermilps":    (0x04, 1, 3, 0, 1, "yy"),   "vpblendd":     (0x02, 1, 3, 0, 1, "yyy"),
+    "vpblendvb":    (0x4C, 1, 3, 0, 1, "yyy"),
+    "vaddps":       (0x58, 0, 1, 0, 1, "yyy"),  "vsubps":       (0x5C, 0, 1, 0, 1, "yyy"),
+    "vmulps":       (0x59, 0, 1, 0, 1, "yyy"),  "vdivps":       (0x5E, 0, 1, 0, 1, "yyy"),
+    "vminps":       (0x5D, 0, 1, 0, 1, "yyy"),  "vmaxps":       (0x5F, 0, 1, 0, 1, "yyy"),
+    "vsqrtps":      (0x51, 0, 1, 0, 1, "yy"),   "vroundps":     (0x08, 1, 3, 0, 1, "yy"),
+    "vcmpps":       (0xC2, 0, 1, 0, 1, "yyy"),  "vhaddps":      (0x7C, 3, 1, 0, 1, "yyy"),
+    "vcvtdq2ps":    (0x5B, 0, 1, 0, 1, "yy"),   "vcvtps2dq":    (0x5B, 1, 1, 0, 1, "yy"),
+    "vcvtph2ps":    (0x13, 1, 2, 0, 1, "yx"),   "vcvtps2ph":    (0x1D, 1, 3, 0, 1, "<my"),
+    "vpand":        (0xDB, 1, 1, 0, 1, "yyy"),  "vpandn":       (0xDF, 1, 1, 0, 1, "yyy"),
+    "vpor":         (0xEB, 1, 1, 0, 1, "yyy"),  "vpxor":        (0xEF, 1, 1, 0, 1, "yyy"),
+    "vpaddb":       (0xFC, 1, 1, 0, 1, "yyy"),  "vpsubb":       (0xF8, 1, 1, 0, 1, "yyy"),
+    "vpaddw":       (0xFD, 1, 1, 0, 1, "yyy"),  "vpsubw":       (0xF9, 1, 1, 0, 1, "yyy"),
+    "vpaddd":       (0xFE, 1, 1, 0, 1, "yyy"),  "vpsubd":       (0xFA, 1, 1, 0, 1, "yyy"),
+    "vpmullw":      (0xD5, 1, 1, 0, 1, "yyy"),  "vpmulld":      (0x40, 1, 2, 0, 1, "yyy"),
+    "vpminsd":      (0x39, 1, 2, 0, 1, "yyy"),  "vpmaxsd":      (0x3D, 1, 2, 0, 1, "yyy"),
+    "vpminub":      (0xDA, 1, 1, 0, 1, "yyy"),  "vpmaxub":      (0xDE, 1, 1, 0, 1, "yyy"),
+    "vpmaxud":      (0x3F, 1, 2, 0, 1, "yyy"),
+    "vpabsb":       (0x1C, 1, 2, 0, 1, "yy"),   "vpabsd":       (0x1E, 1, 2, 0, 1, "yy"),
+    "vpsignb":      (0x08, 1, 2, 0, 1, "yyy"),
+    "vpcmpeqb":     (0x74, 1, 1, 0, 1, "yyy"),  "vpcmpgtb":     (0x64, 1, 1, 0, 1, "yyy"),
+    "vpcmpeqd":     (0x76, 1, 1, 0, 1, "yyy"),  "vpcmpgtd":     (0x66, 1, 1, 0, 1, "yyy"),
+    "vpsllw":       (0x71, 1, 1, 0, 1, "6yy"),  "vpslld":       (0x72, 1, 1, 0, 1, "6yy"),
+    "vpsrlw":       (0x71, 1, 1, 0, 1, "2yy"),  "vpsrld":       (0x72, 1, 1, 0, 1, "2yy"),
+    "vpsraw":       (0x71, 1, 1, 0, 1, "4yy"),  "vpsrad":       (0x72, 1, 1, 0, 1, "4yy"),
+    "vpsllvd":      (0x47, 1, 2, 0, 1, "yyy"),  "vpsrlvd":      (0x45, 1, 2, 0, 1, "yyy"),
+    "vpmovsxbw":    (0x20, 1, 2, 0, 1, "yx"),   "vpmovzxbw":    (0x30, 1, 2, 0, 1, "yx"),
+    "vpmovsxbd":    (0x21, 1, 2, 0, 1, "yx"),   "vpmovzxbd":    (0x31, 1, 2, 0, 1, "yx"),
+    "vpmovsxwd":    (0x23, 1, 2, 0, 1, "yx"),   "vpmovzxwd":    (0x33, 1, 2, 0, 1, "yx"),
+    "vpackssdw.x":  (0x6B, 1, 1, 0, 0, "xxx"),  "vpacksswb.x":  (0x63, 1, 1, 0, 0, "xxx"),
+    "vpmaddwd":     (0xF5, 1, 1, 0, 1, "yyy"),  "vpmaddubsw":   (0x04, 1, 2, 0, 1, "yyy"),
+    "vpshufb":      (0x00, 1, 2, 0, 1, "yyy"),
+    "vpunpcklbw":   (0x60, 1, 1, 0, 1, "yyy"),  "vpunpckhbw":   (0x68, 1, 1, 0, 1, "yyy"),
+    "vpunpcklwd":   (0x61, 1, 1, 0, 1, "yyy"),  "vpunpckhwd":   (0x69, 1, 1, 0, 1, "yyy"),
+    "vpunpckldq":   (0x62, 1, 1, 0, 1, "yyy"),  "vpunpckhdq":   (0x6A, 1, 1, 0, 1, "yyy"),
+    "vpunpcklqdq":  (0x6C, 1, 1, 0, 1, "yyy"),  "vpunpckhqdq":  (0x6D, 1, 1, 0, 1, "yyy"),
+    "vpdpbusd":     (0x50, 1, 2, 0, 1, "yyy"),
+}
+# As the encoder wants them: opcode, mmmmm, and the byte W vvvv L pp without its vvvv.
+VEX = {name: (opcode, mmmmm, (w << 7) | (l << 2) | pp)
+       for name, (opcode, pp, mmmmm, w, l, _) in _VEX_ROWS.items()}
+
+# Integer instructions: the bytes before mod reg r/m (a W of 1 goes into REX), reg or r/m first.
+_REX_ROWS = {
+    "mov":     (1, b"\x89", "<qq"),      "add":     (1, b"\x01", "<qq"),
+    "sub":     (1, b"\x29", "<qq"),      "and":     (1, b"\x21", "<qq"),
+    "or":      (1, b"\x09", "<qq"),      "xor":     (1, b"\x31", "<qq"),
+    "cmp":     (1, b"\x39", "<qq"),      "test":    (1, b"\x85", "<qq"),
+    "xor.r":   (0, b"\x31", "<rr"),      "imul":    (1, b"\x0f\xaf", "qq"),
+    "cmovg":   (1, b"\x0f\x4f", "qq"),   "cmovl":   (1, b"\x0f\x4c", "qq"),
+    "mov.q":   (1, b"\x8b", "qm"),       "mov.r":   (0, b"\x8b", "rm"),
+    "movsxd":  (1, b"\x63", "qr"),       "lea":     (1, b"\x8d", "qm"),
+    "movsx.w": (1, b"\x0f\xbf", "qm"),   "movzx.w": (0, b"\x0f\xb7", "rm"),
+    "movsx.b": (1, b"\x0f\xbe", "qm"),   "movzx.b": (0, b"\x0f\xb6", "rm"),
+    "mov.mq":  (1, b"\x89", "<mq"),      "mov.mr":  (0, b"\x89", "<mr"),
+    "mov.mb":  (0, b"\x88", "<mb"),      "neg":     (1, b"\xf7", "3q"),
+    "div":     (1, b"\xf7", "6m"),       "prefetcht0": (0, b"\x0f\x18", "1m"),
+    "lock xadd": (1, b"\x0f\xc1", "<mq"),
+    "add.8":   (1, b"\x83", "0q"),       "add.32":  (1, b"\x81", "0q"),
+    "or.8":    (1, b"\x83", "1q"),       "or.32":   (1, b"\x81", "1q"),
+    "and.8":   (1, b"\x83", "4q"),       "and.32":  (1, b"\x81", "4q"),
+    "sub.8":   (1, b"\x83", "5q"),       "sub.32":  (1, b"\x81", "5q"),
+    "xor.8":   (1, b"\x83", "6q"),       "xor.32":  (1, b"\x81", "6q"),
+    "cmp.8":   (1, b"\x83", "7q"),       "cmp.32":  (1, b"\x81", "7q"),
+    "imul.8":  (1, b"\x6b", "qq"),       "imul.32": (1, b"\x69", "qq"),
+    "mov.32":  (1, b"\xc7", "0q"),
+    "shl":     (1, b"\xc1", "4q"),       "shr":     (1, b"\xc1", "5q"),
+    "sar":     (1, b"\xc1", "7q"),
+}
+RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8, R9, R10, R11, R12, R13, R14, R15 = range(16)
+CONDITION = {"<": 0xC, ">=": 0xD, "<=": 0xE, ">": 0xF, "==": 0x4, "!=": 0x5}      # of jcc
+PREDICATE = {"<": 0x11, ">=": 0x1D, "<=": 0x12, ">": 0x1E, "==": 0x00, "!=": 0x04}  # of vcmpps
+
+# Calling conventions: where parameters arrive, what a function must leave as it was, and for
+# Windows, that a caller keeps 32 bytes for the callee above the return address.
+# Sources: System V ABI, AMD64 supplement, 3.2; Microsoft, "x64 calling convention".
+_ABI = {
+    "sysv":  dict(parameters=(RDI, RSI, RDX), saved=(RBX, RBP, R12, R13, R14, R15), saved_vecs=(),
+                  int_order=(RDI, RSI, RDX, RCX, R8, R9, R10, R11, RBX, RBP, R12, R13, R14, R15)),
+    "win64": dict(parameters=(RCX, RDX, R8), saved=(RBX, RBP, RDI, RSI, R12, R13, R14, R15),
+                  saved_vecs=tuple(range(6, 16)),
+                  int_order=(RCX, RDX, R8, R9, R10, R11, RBX, RBP, RDI, RSI, R12, R13, R14, R15)),
+}
+_CALL_SLOTS = 17            # frame space of a kernel that calls: 3 arguments, up to 14 registers
+
+
+class X86:
+    """The encoder for x86-64.  isa: "avx2", "vnni" (EVEX) or "avxvnni" (VEX); abi: see _ABI.
+
+    Register rax belongs to the encoder, rsp is the stack, all others are the kernel's.
+    """
+
+    n_vectors = 16
+
+    def __init__(self, isa, abi):
+        self.isa, self.abi = isa, abi
+        self.rows = _X86_ROWS[isa]
+        self.parameters, self.int_order = _ABI[abi]["parameters"], _ABI[abi]["int_order"]
+        self.code = bytearray()
+        self.labels, self.jumps = {}, []          # name -> offset; (offset of 4 bytes, name)
+        self.constants, self.uses = {}, []        # bytes -> offset; (offset of 4 bytes, end, bytes)
+
+    # The emitters: each appends one instruction.  The first argument names a row above.
+
+    def vvv(self, name, reg, vvvv, rm, imm=None):
+        """A vector instruction on registers."""
+        opcode, mmmmm, w_l_pp = VEX[name]
+        if rm < 8 and mmmmm == 1 and w_l_pp < 128:
+            self.code += bytes((0xC5, (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3) | w_l_pp, opcode,
+                                0xC0 | ((reg & 7) << 3) | rm))
+        else:
+            self.code += bytes((0xC4, (0x40 if reg > 7 else 0xC0) | (0 if rm > 7 else 0x20) | mmmmm,
+                                w_l_pp | ((15 - vvvv) << 3), opcode,
+                                0xC0 | ((reg & 7) << 3) | (rm & 7)))
+        if imm is not None:
+            self.code.append(imm)
+
+    def vvm(self, name, reg, vvvv, base, disp, imm=None):
+        """A vector instruction whose r/m is the memory at base + disp."""
+        opcode, mmmmm, w_l_pp = VEX[name]
+        if base < 8 and mmmmm == 1 and w_l_pp < 128:
+            head = (0xC5, (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3) | w_l_pp, opcode)
+        else:
+            head = (0xC4, (0x40 if reg > 7 else 0xC0) | (0 if base > 7 else 0x20) | mmmmm,
+                    w_l_pp | ((15 - vvvv) << 3), opcode)
+        self.code += bytes(head) + _at(reg, base, disp)
+        if imm is not None:
+            self.code.append(imm)
+
+    def vvc(self, name, reg, vvvv, data):
+        """A vector instruction whose r/m is a constant of the kernel."""
+        opcode, mmmmm, w_l_pp = VEX[name]
+        self.code += bytes((0xC4, (0x40 if reg > 7 else 0xC0) | 0x20 | mmmmm,
+                            w_l_pp | ((15 - vvvv) << 3), opcode, ((reg & 7) << 3) | 5, 0, 0, 0, 0))
+        self.constants[data] = None
+        self.uses.append((len(self.code) - 4, data))
+
+    def evex_dot(self, acc, u, s):
+        """vpdpbusd in the EVEX form of AVX-512, 4 bytes of prefix; our registers need no 5th bit.
+
+            62 | R X B R' 0 mmm | W vvvv 1 pp | z L'L b V' aaa |  (b: broadcast 4 bytes of memory)
+        """
+        self.code += bytes((0x62, (0x52 if acc > 7 else 0xD2) ^ (0x20 if s > 7 else 0),
+                            0x05 | ((15 - u) << 3), 0x28, 0x50, 0xC0 | ((acc & 7) << 3) | (s & 7)))
+
+    def evex_dot_broadcast(self, acc, u, base, disp):
+        """The same, s being 4 bytes of memory in every lane; a displacement byte counts 4 bytes."""
+        self.code += bytes((0x62, (0x52 if acc > 7 else 0xD2) ^ (0x20 if base > 7 else 0),
+                            0x05 | ((15 - u) << 3), 0x38, 0x50)) + _at(acc, base, disp, 4)
+
+    def rr(self, name, reg, rm, imm=None):
+        """An integer instruction on registers; reg may be a digit of the opcode."""
+        w, opcode, _ = _REX_ROWS[name]
+        rex = (w << 3) | (4 if reg > 7 else 0) | (1 if rm > 7 else 0)
+        if rex:
+            self.code.append(0x40 | rex)
+        self.code += opcode
+        self.code.append(0xC0 | ((reg & 7) << 3) | (rm & 7))
+        if imm is not None:
+            self.code += imm.to_bytes(4 if name.endswith(".32") else 1, "little", signed=imm < 0)
+
+    def rm(self, name, reg, base, disp):
+        """An integer instruction whose r/m is the memory at base + disp."""
+        w, opcode, _ = _REX_ROWS[name]
+        if name == "lock xadd":
+            self.code.append(0xF0)
+        rex = (w << 3) | (4 if reg > 7 else 0) | (1 if base > 7 else 0)
+        if rex or (name == "mov.mb" and reg > 3):        # without REX, 4..7 would be ah ch dh bh
+            self.code.append(0x40 | rex)
+        self.code += opcode + _at(reg, base, disp)
+
+    def store_word(self, reg, base, disp):
+        """mov word [base + disp], reg: prefix 66 before REX makes 16 bits of 32."""
+        self.code.append(0x66)
+        self.rm("mov.mr", reg, base, disp)
+
+    def mov_imm(self, d, n):
+        """Set integer register d to n in the shortest of the usual ways."""
+        if n == 0:
+            self.rr("xor.r", d, d)
+        elif 0 < n < 2**32:                                       # B8+r: clears the upper half
+            self.code += (b"\x41" if d > 7 else b"") + bytes((0xB8 | (d & 7),)) + n.to_bytes(4, "little")
+        elif -2**31 <= n < 0:
+            self.rr("mov.32", 0, d, n)
+        else:
+            self.code += bytes((0x49 if d > 7 else 0x48, 0xB8 | (d & 7)))
+            self.code += (n & (2**64 - 1)).to_bytes(8, "little")
+
+    def raw(self, text, data):
+        """An instruction that is always the same bytes."""
+        self.code += data
+
+    def push(self, r):
+        self.code += bytes((0x41, 0x50 | (r & 7)) if r > 7 else (0x50 | r,))
+
+    def pop(self, r):
+        self.code += bytes((0x41, 0x58 | (r & 7)) if r > 7 else (0x58 | r,))
+
+    def jump(self, how, label):
+        """Jump to a label if the flags of the last comparison say so, or always if how is None.
+
+        Always with 4 bytes of distance: a 1-byte form exists, but forward its use is a guess.
+        """
+        self.code += b"\xe9\0\0\0\0" if how is None else bytes((0x0F, 0x80 | CONDITION[how], 0, 0, 0, 0))
+        self.jumps.append((len(self.code) - 4, label))
+
+    def label(self, name):
+        self.labels[name] = len(self.code)
+
+    # Beginning and end of a kernel.
+
+    def begin(self, ints, vectors, calls):
+        """Save what the calling convention wants kept, and make room on the stack."""
+        self.saved = [r for r in _ABI[self.abi]["saved"] if r in ints]
+        self.saved_vecs = [v for v in _ABI[self.abi]["saved_vecs"] if v in vectors or calls]
+        self.saved_vecs = [v for v in self.saved_vecs if v in vectors]
+        for r in self.saved:
+            self.push(r)
+        self.shadow = 32 if self.abi == "win64" else 0
+        self.vec_area = self.shadow + 8 * _CALL_SLOTS if calls else 0
+        self.frame = self.vec_area + 16 * len(self.saved_vecs)
+        if calls and (self.frame + 8 * len(self.saved) + 8) % 16:
+            self.frame += 8                              # at a call, rsp is a multiple of 16
+        if self.frame:
+            _add_imm(self, RSP, RSP, -self.frame)
+        for i, v in enumerate(self.saved_vecs):
+            self.vvm("vmovdqu.mx", v, 0, RSP, self.vec_area + 16 * i)
+        self.vectors = vectors
+
+    def finish(self):
+        """Undo `begin`, return, lay down the constants, fill in distances; return the bytes."""
+        if self.vectors:
+            # Old SSE code in the caller is slow while upper halves are in use, so clear them all.
+            self.raw("vzeroupper", b"\xc5\xf8\x77")
+        for i, v in enumerate(self.saved_vecs):
+            self.vvm("vmovdqu.x", v, 0, RSP, self.vec_area + 16 * i)
+        if self.frame:
+            _add_imm(self, RSP, RSP, self.frame)
+        for r in reversed(self.saved):
+            self.pop(r)
+        self.raw("ret", b"\xc3")
+        self.n_code_bytes = len(self.code)
+        for data in sorted(self.constants, key=len, reverse=True):
+            self.code += bytes(-len(self.code) % len(data))
+            self.constants[data] = len(self.code)
+            self.code += data
+        for at, label in self.jumps:
+            self.code[at:at + 4] = struct.pack("<i", self.labels[label] - (at + 4))
+        for at, data in self.uses:
+            self.code[at:at + 4] = struct.pack("<i", self.constants[data] - (at + 4))
+        return bytes(self.code)
+
+
+def _at(reg, base, disp, unit=1):
+    """Return the bytes mod reg r/m and what follows, for the memory at base + disp.
+
+    unit: how many bytes a 1-byte displacement counts, other than 1 in the EVEX form only.
+    """
+    reg_rm = ((reg & 7) << 3) | (base & 7)
+    sib = b"\x24" if base & 7 == 4 else b""
+    if disp == 0 and base & 7 != 5:
+        return bytes((reg_rm,)) + sib
+    if disp % unit == 0 and -128 <= disp // unit <= 127:
+        return bytes((0x40 | reg_rm,)) + sib + bytes((disp // unit & 0xFF,))
+    return bytes((0x80 | reg_rm,)) + sib + struct.pack("<i", disp)
+
+
+# From here on, how each operation becomes instructions: the rows that `allocate` looks up.  A
+# function has the operation's operands, and after them its temporaries.  It must be right when
+# the destination is also a source.
+
+def _arith(name, commutes):
+    """Return the function for d = a op b, on an instruction that does d = d op b."""
+    def function(asm, d, a, b):
+        if d == b and d != a:
+            if commutes:
+                a, b = b, a
+            else:
+                asm.rr("mov", a, RAX)
+                asm.rr(name, b, RAX)
+                return asm.rr("mov", RAX, d)
+        if d != a:
+            asm.rr("mov", a, d)
+        asm.rr(name, b, d)
+    return function
+
+
+def _arith_imm(name, digit):
+    """Return the function for d = a op n, n a constant."""
+    def function(asm, d, a, n):
+        if d != a:
+            asm.rr("mov", a, d)
+        if -128 <= n <= 127:
+            asm.rr(name + ".8", digit, d, n)
+        elif -2**31 <= n < 2**31:
+            asm.rr(name + ".32", digit, d, n)
+        else:
+            asm.mov_imm(RAX, n)
+            asm.rr(name, RAX, d)
+    return function
+
+
+def _add_imm(asm, d, a, n):
+    """d = a + n: lea adds without touching its source, else the plain add."""
+    if d != a and -2**31 <= n < 2**31:
+        asm.rm("lea", d, a, n)
+    else:
+        _arith_imm("add", 0)(asm, d, a, n)
+
+
+def _mul_row(asm, d, a, b):
+    if d == b:
+        a, b = b, a
+    if d != a:
+        asm.rr("mov", a, d)
+    asm.rr("imul", d, b)
+
+
+def _mul_imm(asm, d, a, n):
+    if -2**31 <= n < 2**31:
+        asm.rr("imul.8" if -128 <= n <= 127 else "imul.32", d, a, n)
+    else:
+        asm.mov_imm(RAX, n)
+        asm.rr("imul", RAX, a)
+        asm.rr("mov", RAX, d)
+
+
+def _divide_row(result):
+    """div divides rdx:rax by its operand, into quotient rax and remainder rdx."""
+    def function(asm, d, a, b):
+        asm.push(RDX)
+        asm.push(b)
+        asm.rr("mov", a, RAX)
+        asm.rr("xor.r", RDX, RDX)
+        asm.rm("div", 6, RSP, 0)
+        if result == RDX:
+            asm.rr("mov", RDX, RAX)
+        asm.pop(RDX)                     # b, dropped
+        asm.pop(RDX)
+        asm.rr("mov", RAX, d)
+    return function
+
+
+def _extreme(move):
+    """min and max: keep a, and move b over it if the comparison says so."""
+    def function(asm, d, a, b):
+        asm.rr("mov", a, RAX)
+        asm.rr("cmp", b, RAX)
+        asm.rr(move, RAX, b)
+        asm.rr("mov", RAX, d)
+
+    def function_imm(asm, d, a, n):
+        asm.mov_imm(RAX, n)
+        asm.rr("cmp", a, RAX)
+        asm.rr(move, RAX, a)
+        asm.rr("mov", RAX, d)
+    return function, function_imm
+
+
+def _shift_int(name, digit):
+    def function(asm, d, a, n):
+        if d != a:
+            asm.rr("mov", a, d)
+        if n:
+            asm.rr(name, digit, d, n)
+    return function
+
+
+def _mov(asm, d, a):
+    if d != a:
+        asm.rr("mov", a, d)
+
+
+def _vmov(asm, d, a):
+    if d != a:
+        asm.vvv("vmovaps", d, 0, a)
+
+
+def _fetch_add_row(asm, d, base, x, disp):
+    asm.rr("mov", x, RAX)
+    asm.rm("lock xadd", RAX, base, disp)
+    asm.rr("mov", RAX, d)
+
+
+def _const(asm, d, data):
+    """Constants that are all 0 or 1 bits need no memory; repeated ones are stored once."""
+    if data == bytes(32):
+        asm.vvv("vpxor", d, d, d)
+    elif data == b"\xff" * 32:
+        asm.vvv("vpcmpeqd", d, d, d)
+    elif data == data[:4] * 8:
+        asm.vvc("vbroadcastss", d, 0, data[:4])
+    elif data == data[:16] * 2:
+        asm.vvc("vbroadcasti128", d, 0, data[:16])
+    else:
+        asm.vvc("vmovdqu", d, 0, data)
+
+
+def _three(name):
+    return (lambda asm, d, a, b: asm.vvv(name, d, a, b)), 0
+
+
+def _two(name):
+    return (lambda asm, d, a: asm.vvv(name, d, 0, a)), 0
+
+
+def _two_imm(name, imm):
+    return (lambda asm, d, a: asm.vvv(name, d, 0, a, imm)), 0
+
+
+def _shift_vector(name, digit):
+    return (lambda asm, d, a, n: asm.vvv(name, digit, d, a, n)), 0
+
+
+def _vload(name):
+    return (lambda asm, d, base, disp: asm.vvm(name, d, 0, base, disp)), 0
+
+
+def _vstore(name):
+    return (lambda asm, base, v, disp: asm.vvm(name, v, 0, base, disp)), 0
+
+
+def _load_int_row(name):
+    return (lambda asm, d, base, disp: asm.rm(name, d, base, disp)), 0
+
+
+def _store_int_row(name):
+    return (lambda asm, base, x, disp: asm.rm(name, x, base, disp)), 0
+
+
+_LANE_NUMBERS = struct.pack("<8i", *range(8))
+
+
+def _first_lanes_mask(asm, d, n):
+    """d = all ones in the lanes i < n."""
+    asm.vvv("vmovd", d, 0, n)
+    asm.vvv("vpbroadcastd", d, 0, d)
+    asm.vvc("vpcmpgtd", d, d, _LANE_NUMBERS)
+
+
+def _load_first_row(asm, d, base, n, disp):
+    _first_lanes_mask(asm, d, n)
+    asm.vvm("vmaskmovps", d, d, base, disp)
+
+
+def _store_first_row(asm, base, v, n, disp, t):
+    _first_lanes_mask(asm, t, n)
+    asm.vvm("vmaskmovps.m", v, t, base, disp)
+
+
+def _load_i32_at(asm, d, base, disps, t):
+    """Two halves of four: the first dword clears its register, the others are inserted."""
+    for half, v in ((disps[:4], d), (disps[4:], t)):
+        asm.vvm("vmovd", v, 0, base, half[0])
+        for lane in (1, 2, 3):
+            asm.vvm("vpinsrd", v, v, base, half[lane], lane)
+    asm.vvv("vinserti128", d, d, t, 1)
+
+
+def _splat_i32(asm, d, x):
+    asm.vvv("vmovd", d, 0, x)
+    asm.vvv("vpbroadcastd", d, 0, d)
+
+
+def _insert_i32_row(asm, d, v, x, lane, t):
+    _splat_i32(asm, t, x)
+    asm.vvv("vpblendd", d, v, t, 1 << lane)
+
+
+def _extract_i32(asm, d, v, lane, t):
+    if lane > 3:
+        asm.vvv("vextracti128", v, 0, t, 1)
+        v = t
+    if lane & 3:
+        asm.vvv("vpextrd", v, 0, d, lane & 3)
+    else:
+        asm.vvv("vmovd.r", v, 0, d)
+    asm.rr("movsxd", d, d)
+
+
+def _broadcast_lane(asm, d, v, lane):
+    asm.vvv("vpshufd", d, 0, v, (lane & 3) * 0b01010101)      # that lane of its half, four times
+    asm.vvv("vpermq", d, 0, d, 0xEE if lane > 3 else 0x44)    # then that half twice
+
+
+def _hsum_f32_row(asm, d, a, t):
+    asm.vvv("vhaddps", d, a, a)
+    asm.vvv("vhaddps", d, d, d)
+    asm.vvv("vperm2f128", t, d, d, 1)
+    asm.vvv("vaddps", d, d, t)
+
+
+def _fold_row(name):
+    """The function for a fold over all lanes: by halves, by pairs, by neighbours."""
+    def function(asm, d, a, t):
+        asm.vvv("vperm2i128", t, a, a, 1)
+        asm.vvv(name, d, a, t)
+        for order in (0b01_00_11_10, 0b10_11_00_01):
+            asm.vvv("vpshufd", t, 0, d, order)
+            asm.vvv(name, d, d, t)
+    return function, 1
+
+
+def _load_bf16x8(asm, d, base, disp):
+    asm.vvm("vpmovzxwd", d, 0, base, disp)
+    asm.vvv("vpslld", 6, d, d, 16)
+
+
+def _store_i32_as_i8(asm, base, v, disp, t):
+    asm.vvv("vextracti128", v, 0, t, 1)
+    asm.vvv("vpackssdw.x", t, v, t)
+    asm.vvv("vpacksswb.x", t, t, t)
+    asm.vvm("vmovq.m", t, 0, base, disp)
+
+
+def _extend(name):
+    def function(asm, d, a, half):
+        if half:
+            asm.vvv("vextracti128", a, 0, d, 1)
+        asm.vvv(name, d, 0, d if half else a)
+    return function, 0
+
+
+# The dot products.  Before VNNI: vpmaddubsw multiplies u8 by i8 and adds pairs into i16, which
+# does not overflow under the conditions of 5.1; vpmaddwd by ones adds pairs into i32.  Bytes that
+# are signed on both sides give their sign to the other side first.
+_ONES_I16 = struct.pack("<16h", *[1] * 16)
+
+
+def _dot4_us_avx2(asm, acc, u, s, t):
+    asm.vvv("vpmaddubsw", t, u, s)
+    asm.vvc("vpmaddwd", t, t, _ONES_I16)
+    asm.vvv("vpaddd", acc, acc, t)
+
+
+def _dot4_us_m_avx2(asm, acc, u, base, disp, t):
+    asm.vvm("vpbroadcastd", t, 0, base, disp)
+    _dot4_us_avx2(asm, acc, u, t, t)
+
+
+def _dot4_us_m_avxvnni(asm, acc, u, base, disp, t):
+    asm.vvm("vpbroadcastd", t, 0, base, disp)
+    asm.vvv("vpdpbusd", acc, u, t)
+
+
+def _dot4_ss(dot):
+    def function(asm, acc, a, b, t, t2):
+        asm.vvv("vpsignb", t, b, a)
+        asm.vvv("vpabsb", t2, 0, a)
+        dot(asm, acc, t2, t, t)
+    return function, 2
+
+
+def _compare(asm, a, b):
+    asm.rr("cmp", b, a)
+
+
+def _compare_imm(asm, a, n):
+    if n == 0:
+        asm.rr("test", a, a)
+    elif -2**31 <= n < 2**31:
+        asm.rr("cmp.8" if -128 <= n <= 127 else "cmp.32", 7, a, n)
+    else:
+        asm.mov_imm(RAX, n)
+        asm.rr("cmp", RAX, a)
+
+
+_OPPOSITE = {"<": ">=", ">=": "<", "<=": ">", ">": "<=", "==": "!=", "!=": "=="}
+
+
+def _loop(asm, count, block):
+    asm.rr("test", count, count)
+    asm.jump("<=", ("end", block))
+    asm.label(("top", block))
+
+
+def _endloop(asm, count, block):
+    asm.rr("sub.8", 5, count, 1)
+    asm.jump(">", ("top", block))
+    asm.label(("end", block))
+
+
+def _else(asm, block):
+    asm.jump(None, ("end", block))
+    asm.label(("else", block))
+
+
+def _branches(compare):
+    """Return the functions for if, while and endwhile."""
+    def if_(asm, a, how, b, block):
+        compare(asm, a, b)
+        asm.jump(_OPPOSITE[how], ("end" if asm.blocks[block][1] is None else "else", block))
+
+    def while_(asm, a, how, b, block):
+        compare(asm, a, b)
+        asm.jump(_OPPOSITE[how], ("end", block))
+        asm.label(("top", block))
+
+    def endwhile(asm, a, how, b, block):
+        compare(asm, a, b)
+        asm.jump(how, ("top", block))
+        asm.label(("end", block))
+    return if_, while_, endwhile
+
+
+def _call(asm, address, a, b, c, live):
+    """Call a C function of three arguments; registers that it may change wait on the stack."""
+    slot = asm.shadow
+    kept = [r for r in live if r not in _ABI[asm.abi]["saved"]]
+    for i, r in enumerate((a, b, c, *kept)):
+        asm.rm("mov.mq", r, RSP, slot + 8 * i)
+    asm.rr("mov", address, RAX)
+    for i, r in enumerate(asm.parameters):
+        asm.rm("mov.q", r, RSP, slot + 8 * i)
+    asm.raw("vzeroupper", b"\xc5\xf8\x77")
+    asm.raw("call rax", b"\xff\xd0")
+    for i, r in enumerate(kept):
+        asm.rm("mov.q", r, RSP, slot + 8 * (i + 3))
+
+
+def _x86_rows(isa):
+    """Return the table operation -> (function, number of temporaries) of an instruction set."""
+    def plain(function, n_temps=0):
+        return function, n_temps
+
+    rows = {
+        "imm": plain(lambda asm, d, n: asm.mov_imm(d, _i64(n))), "mov": plain(_mov),
+        "add": plain(_arith("add", True)), "add_imm": plain(_add_imm),
+        "sub": plain(_arith("sub", False)),
+        "sub_imm": plain(lambda asm, d, a, n: _add_imm(asm, d, a, _i64(-n))),
+        "mul": plain(_mul_row), "mul_imm": plain(_mul_imm),
+        "div": plain(_divide_row(RAX)), "rem": plain(_divide_row(RDX)),
+        "iand": plain(_arith("and", True)), "iand_imm": plain(_arith_imm("and", 4)),
+        "ior": plain(_arith("or", True)), "ior_imm": plain(_arith_imm("or", 1)),
+        "ixor": plain(_arith("xor", True)), "ixor_imm": plain(_arith_imm("xor", 6)),
+        "shl": plain(_shift_int("shl", 4)), "shr": plain(_shift_int("shr", 5)),
+        "sar": plain(_shift_int("sar", 7)),
+        "load_i64": _load_int_row("mov.q"), "load_i32": _load_int_row("movsxd"),
+        "load_u32": _load_int_row("mov.r"), "load_i16": _load_int_row("movsx.w"),
+        "load_u16": _load_int_row("movzx.w"), "load_i8": _load_int_row("movsx.b"),
+        "load_u8": _load_int_row("movzx.b"),
+        "store_i64": _store_int_row("mov.mq"), "store_i32": _store_int_row("mov.mr"),
+        "store_i16": plain(lambda asm, base, x, disp: asm.store_word(x, base, disp)),
+        "store_i8": _store_int_row("mov.mb"),
+        # Loads and stores of aligned 64 bits are atomic and ordered as acquire and release.
+        "load_acquire": _load_int_row("mov.q"), "store_release": _store_int_row("mov.mq"),
+        "fetch_add": plain(_fetch_add_row),
+        "pause": plain(lambda asm: asm.raw("pause", b"\xf3\x90")),
+        "prefetch": plain(lambda asm, base, disp: asm.rm("prefetcht0", 1, base, disp)),
+        "call": plain(_call),
+        "loop": plain(_loop), "endloop": plain(_endloop), "else": plain(_else),
+        "endif": plain(lambda asm, block: asm.label(("end", block))),
+
+        "const": plain(_const), "vmov": plain(_vmov),
+        "vload": _vload("vmovdqu"), "vstore": _vstore("vmovdqu.m"),
+        "vand": _three("vpand"), "vor": _three("vpor"), "vxor": _three("vpxor"),
+        "vandnot": _three("vpandn"),
+        "select": plain(lambda asm, d, mask, yes, no: asm.vvv("vpblendvb", d, no, yes, mask << 4)),
+        "load_i8x16": _vload("vmovdqu.x"), "load_i8x8": _vload("vmovq"),
+        "load_f32": _vload("vmovss"), "store_i8x16": _vstore("vmovdqu.mx"),
+        "store_i8x8": _vstore("vmovq.m"), "store_f32": _vstore("vmovss.m"),
+        "load_high": plain(lambda asm, d, v, base, disp: asm.vvm("vinserti128", d, v, base, disp, 1)),
+        "load_f32_n": plain(_load_first_row), "load_i32_n": plain(_load_first_row),
+        "store_f32_n": plain(_store_first_row, 1), "store_i32_n": plain(_store_first_row, 1),
+        "load_i32_at": plain(_load_i32_at, 1),
+        "broadcast_i8x16": _vload("vbroadcasti128"), "broadcast_i64x4": _vload("vpbroadcastq"),
+        "broadcast_f32x8": _vload("vbroadcastss"), "broadcast_i32x8": _vload("vpbroadcastd"),
+        "broadcast_i16x16": _vload("vpbroadcastw"), "broadcast_i8x32": _vload("vpbroadcastb"),
+        "splat_i32": plain(_splat_i32), "broadcast_lane": plain(_broadcast_lane),
+        "extract_i32": plain(_extract_i32, 1), "insert_i32": plain(_insert_i32_row, 1),
+
+        "add_f32": _three("vaddps"), "sub_f32": _three("vsubps"), "mul_f32": _three("vmulps"),
+        "div_f32": _three("vdivps"), "min_f32": _three("vminps"), "max_f32": _three("vmaxps"),
+        "sqrt_f32": _two("vsqrtps"), "round_f32": _two_imm("vroundps", 8),
+        "floor_f32": _two_imm("vroundps", 9),
+        "cmp_f32": plain(lambda asm, d, a, how, b: asm.vvv("vcmpps", d, a, b, PREDICATE[how])),
+        "i32_to_f32": _two("vcvtdq2ps"), "f32_to_i32": _two("vcvtps2dq"),
+        "hadd_f32": _three("vhaddps"), "hsum_f32": plain(_hsum_f32_row, 1),
+        "hmax_f32": _fold_row("vmaxps"), "load_f16x8": _vload("vcvtph2ps"),
+        "load_bf16x8": plain(_load_bf16x8),
+        "store_f16x8": plain(lambda asm, base, v, disp: asm.vvm("vcvtps2ph", v, 0, base, disp, 0)),
+
+        "add_i32": _three("vpaddd"), "sub_i32": _three("vpsubd"), "mul_i32": _three("vpmulld"),
+        "min_i32": _three("vpminsd"), "max_i32": _three("vpmaxsd"), "max_u32": _three("vpmaxud"),
+        "abs_i32": _two("vpabsd"), "shl_i32": _shift_vector("vpslld", 6),
+        "shr_i32": _shift_vector("vpsrld", 2), "sar_i32": _shift_vector("vpsrad", 4),
+        "shlv_i32": _three("vpsllvd"), "shrv_i32": _three("vpsrlvd"),
+        "cmpeq_i32": _three("vpcmpeqd"), "cmpgt_i32": _three("vpcmpgtd"),
+        "hsum_i32": _fold_row("vpaddd"), "hmax_u32": _fold_row("vpmaxud"),
+        "widen_i8x8": _vload("vpmovsxbd"), "widen_u8x8": _vload("vpmovzxbd"),
+        "widen_i16x8": _vload("vpmovsxwd"), "widen_u16x8": _vload("vpmovzxwd"),
+        "store_i32_as_i8": plain(_store_i32_as_i8, 1),
+
+        "add_i16": _three("vpaddw"), "sub_i16": _three("vpsubw"), "mul_i16": _three("vpmullw"),
+        "shl_i16": _shift_vector("vpsllw", 6), "shr_i16": _shift_vector("vpsrlw", 2),
+        "sar_i16": _shift_vector("vpsraw", 4),
+        "widen_i8x16": _vload("vpmovsxbw"), "widen_u8x16": _vload("vpmovzxbw"),
+        "extend_i8": _extend("vpmovsxbw"), "extend_u8": _extend("vpmovzxbw"),
+        "extend_i16": _extend("vpmovsxwd"), "extend_u16": _extend("vpmovzxwd"),
+        "madd": _three("vpmaddwd"),
+
+        "add_i8": _three("vpaddb"), "sub_i8": _three("vpsubb"), "min_u8": _three("vpminub"),
+        "max_u8": _three("vpmaxub"), "abs_i8": _two("vpabsb"), "sign_i8": _three("vpsignb"),
+        "cmpeq_i8": _three("vpcmpeqb"), "cmpgt_i8": _three("vpcmpgtb"),
+        "shuffle_i8": _three("vpshufb"),
+
+        "shuffle_i32": plain(lambda asm, d, a, order: asm.vvv(
+            "vpshufd", d, 0, a, order[0] | order[1] << 2 | order[2] << 4 | order[3] << 6)),
+        "blend_i32": plain(lambda asm, d, a, b, bits: asm.vvv("vpblendd", d, a, b, bits)),
+        "halves": plain(lambda asm, d, a, b, low, high: asm.vvv("vperm2i128", d, a, b, low | high << 4)),
+    }
+    rows["min"], rows["min_imm"] = map(plain, _extreme("cmovg"))
+    rows["max"], rows["max_imm"] = map(plain, _extreme("cmovl"))
+    rows["if"], rows["while"], rows["endwhile"] = map(plain, _branches(_compare))
+    rows["if_imm"], rows["while_imm"], rows["endwhile_imm"] = map(plain, _branches(_compare_imm))
+    for part, letter in (("lo", "l"), ("hi", "h")):
+        for lane, name in (("i8", "bw"), ("i16", "wd"), ("i32", "dq"), ("i64", "qdq")):
+            rows[f"unpack_{part}_{lane}"] = _three(f"vpunpck{letter}{name}")
+    if isa == "avx2":
+        rows["dot4_us"], rows["dot4_us_m"] = (_dot4_us_avx2, 1), (_dot4_us_m_avx2, 1)
+        rows["dot4_ss"] = _dot4_ss(_dot4_us_avx2)
+    elif isa == "avxvnni":
+        rows["dot4_us"], rows["dot4_us_m"] = _three("vpdpbusd"), (_dot4_us_m_avxvnni, 1)
+        rows["dot4_ss"] = _dot4_ss(lambda asm, acc, u, s, _: asm.vvv("vpdpbusd", acc, u, s))
+    else:
+        rows["dot4_us"] = plain(lambda asm, acc, u, s: asm.evex_dot(acc, u, s))
+        rows["dot4_us_m"] = plain(lambda asm, acc, u, base, disp: asm.evex_dot_broadcast(acc, u, base, disp))
+        rows["dot4_ss"] = _dot4_ss(lambda asm, acc, u, s, _: asm.evex_dot(acc, u, s))
+    return rows
+
+
+_X86_ROWS = {isa: _x86_rows(isa) for isa in ("avx2", "vnni", "avxvnni")}
+ENCODERS.update(avx2=X86, vnni=X86, avxvnni=X86)
+
+
+# ---------------------------------------------------------------------------------------
+# 5.3 arm64
+
+
+# ---------------------------------------------------------------------------------------
+# 5.4 Executable memory
+#
+# A processor refuses to run bytes from ordinary memory, since most attacks begin by making it do
+# so.  Memory for code is asked from the system as writable, filled, and then changed to readable
+# and executable; it is never both writable and executable.  Some systems refuse even that; then
+# a reason is returned, and the caller runs in plain Python.
+#
+#     Linux, macOS on Intel   mmap, write, mprotect
+#     macOS on arm64          mmap with MAP_JIT, whose pages are writable or executable by turns,
+#                             per thread: pthread_jit_write_protect_np
+#     Windows                 VirtualAlloc, write, VirtualProtect
+#
+# arm64 fetches instructions through a cache that does not see writes: it must be told.
+# Which instructions there are, is asked from the processor (x86-64) or from the system (arm64).
+# Sources: mmap(2), mprotect(2); Apple, "Porting just-in-time compilers to Apple silicon";
+# Microsoft, VirtualProtect; Intel SDM 1, 14.3 and 2A, CPUID; Linux, arm64/elf_hwcaps.rst.
+
+_PROT_READ, _PROT_WRITE, _PROT_EXEC = 1, 2, 4              # the same on Linux and macOS
+_MAP_PRIVATE, _MAP_JIT = 2, 0x800
+_MAP_ANONYMOUS = 0x1000 if sys.platform == "darwin" else 0x20
+_MEM_COMMIT_RESERVE, _MEM_RELEASE = 0x3000, 0x8000         # Windows
+_PAGE_READWRITE, _PAGE_EXECUTE_READ = 4, 0x20
+_MACHINE = {"amd64": "x86-64", "x86_64": "x86-64", "arm64": "arm64", "aarch64": "arm64"}.get(
+    platform.machine().lower())
+
+KERNEL_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+
+
+def _foreign(library, name, result, *arguments):
+    """Return the C function `name` with its types; ctypes would guess int and cut an address."""
+    function = getattr(library, name)
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+class _Posix:
+    """Pages by mmap.  Each method raises OSError where the system refuses."""
+
+    def __init__(self):
+        c, address, size = ctypes, ctypes.c_void_p, ctypes.c_size_t
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.mmap = _foreign(libc, "mmap", address, address, size, c.c_int, c.c_int, c.c_int, c.c_long)
+        self.mprotect = _foreign(libc, "mprotect", c.c_int, address, size, c.c_int)
+        self.munmap = _foreign(libc, "munmap", c.c_int, address, size)
+        self.jit = sys.platform == "darwin" and _MACHINE == "arm64"
+        if self.jit:
+            self.write_protect = _foreign(libc, "pthread_jit_write_protect_np", None, c.c_int)
+            self.flush = _foreign(libc, "sys_icache_invalidate", None, address, size)
+
+    def place(self, data):
+        """Return the address of fresh pages that hold data and can be executed."""
+        writable = _PROT_READ | _PROT_WRITE
+        address = self.mmap(None, len(data), writable | _PROT_EXEC if self.jit else writable,
+                            _MAP_PRIVATE | _MAP_ANONYMOUS | (_MAP_JIT if self.jit else 0), -1, 0)
+        if address in (None, ctypes.c_void_p(-1).value):
+            raise OSError(f"mmap: {os.strerror(ctypes.get_errno())}")
+        if self.jit:
+            self.write_protect(0)
+            ctypes.memmove(address, data, len(data))
+            self.write_protect(1)
+            self.flush(address, len(data))
+            return address
+        ctypes.memmove(address, data, len(data))
+        if _MACHINE == "arm64":
+            _clear_cache(address, len(data))
+        if self.mprotect(address, len(data), _PROT_READ | _PROT_EXEC):
+            error = os.strerror(ctypes.get_errno())
+            self.munmap(address, len(data))
+            raise OSError(f"mprotect: {error}")
+        return address
+
+    def free(self, address, n_bytes):
+        self.munmap(address, n_bytes)
+
+
+def _clear_cache(address, n_bytes):
+    """Make arm64 Linux fetch what was written, by the compiler's helper for it.
+
+    Where no libgcc is found, the kernel's own care must do: it clears the cache of a page when
+    the page becomes executable for the first time, which is the next step here.
+    Source: Linux, arch/arm64/mm/flush.c, __sync_icache_dcache.
+    """
+    try:
+        clear = _foreign(ctypes.CDLL("libgcc_s.so.1"), "__clear_cache", None,
+                         ctypes.c_void_p, ctypes.c_void_p)
+    except (OSError, AttributeError):
+        return
+    clear(address, address + n_bytes)
+
+
+class _Windows:
+    """Pages by VirtualAlloc."""
+
+    def __init__(self):
+        c, address, size = ctypes, ctypes.c_void_p, ctypes.c_size_t
+        dll = ctypes.WinDLL("kernel32", use_last_error=True)
+        self.alloc = _foreign(dll, "VirtualAlloc", address, address, size, c.c_uint32, c.c_uint32)
+        self.protect = _foreign(dll, "VirtualProtect", c.c_int, address, size, c.c_uint32,
+                                c.POINTER(c.c_uint32))
+        self.virtual_free = _foreign(dll, "VirtualFree", c.c_int, address, size, c.c_uint32)
+        self.process = _foreign(dll, "GetCurrentProcess", address)
+        self.flush = _foreign(dll, "FlushInstructionCache", c.c_int, address, address, size)
+
+    def place(self, data):
+        address = self.alloc(None, len(data), _MEM_COMMIT_RESERVE, _PAGE_READWRITE)
+        if not address:
+            raise OSError(f"VirtualAlloc: error {ctypes.get_last_error()}")
+        ctypes.memmove(address, data, len(data))
+        if not self.protect(address, len(data), _PAGE_EXECUTE_READ, ctypes.byref(ctypes.c_uint32())):
+            error = ctypes.get_last_error()
+            self.free(address, len(data))
+            raise OSError(f"VirtualProtect: error {error}")
+        self.flush(self.process(), address, len(data))
+        return address
+
+    def free(self, address, n_bytes):
+        self.virtual_free(address, 0, _MEM_RELEASE)
+
+
+class Code:
+    """Machine code in executable memory.  addresses: where each piece begins.
+
+    Not freed by itself: `close` it when nothing can call it any more.
+    """
+
+    def __init__(self, system, address, n_bytes, addresses):
+        self._system, self._address, self._n_bytes = system, address, n_bytes
+        self.addresses = addresses
+
+    def function(self, i):
+        """Return piece i as a Python callable of (args address, chunk, scratch address)."""
+        return KERNEL_FUNCTION(self.addresses[i])
+
+    def close(self):
+        if self._address is not None:
+            self._system.free(self._address, self._n_bytes)
+        self._address = None
+
+
+def place_code(pieces):
+    """Put pieces of machine code (bytes) into executable memory; return (Code, None).
+
+    Where that is impossible, (None, reason), the reason being half a sentence for the user.
+    """
+    data, offsets = bytearray(), []
+    for piece in pieces:
+        data += bytes(-len(data) % 64)                     # each begins at a cache line
+        offsets.append(len(data))
+        data += piece
+    try:
+        system = _Windows() if sys.platform == "win32" else _Posix()
+        address = system.place(bytes(data))
+    except (OSError, AttributeError) as error:
+        return None, f"the system refuses executable memory ({error})"
+    return Code(system, address, len(data), [address + offset for offset in offsets]), None
+
+
+def compile_kernels(kernels, isa):
+    """Encode kernels for this machine; return (Code, None) or (None, reason)."""
+    return place_code([encode(kernel, isa) for kernel in kernels])
+
+
+def host_abi():
+    """Return the name of this machine's calling convention."""
+    return "aapcs64" if _MACHINE == "arm64" else "win64" if sys.platform == "win32" else "sysv"
+
+
+def features_x86(cpuid, read_xcr0):
+    """Return the names of the instruction sets that may be used, best first.
+
+    cpuid: function of (leaf, subleaf) -> (eax, ebx, ecx, edx).  read_xcr0: function -> int.
+    What cpuid claims is not enough: the system must also save the registers when it switches
+    threads, and says so in XCR0.  Reading that is itself an instruction that may not be allowed.
+    """
+    def bit(register, n):
+        return register >> n & 1
+
+    highest_leaf = cpuid(0, 0)[0]
+    if highest_leaf < 7:
+        return []
+    ecx1 = cpuid(1, 0)[2]
+    highest_7, ebx7, ecx7, _ = cpuid(7, 0)
+    osxsave, avx, f16c, avx2 = bit(ecx1, 27), bit(ecx1, 28), bit(ecx1, 29), bit(ebx7, 5)
+    if not (osxsave and avx and f16c and avx2):
+        return []
+    xcr0 = read_xcr0()
+    if xcr0 & 0b110 != 0b110:                              # xmm, upper halves of ymm
+        return []
+    found = ["avx2"]
+    if highest_7 >= 1 and bit(cpuid(7, 1)[0], 4):
+        found.insert(0, "avxvnni")
+    avx512f, avx512vl, avx512_vnni = bit(ebx7, 16), bit(ebx7, 31), bit(ecx7, 11)
+    if avx512f and avx512vl and avx512_vnni and xcr0 & 0b11100110 == 0b11100110:
+        found.insert(0, "vnni")
+    return found
+
+
+def _cpuid_code(abi):
+    """Return code for cpuid: args[0..1] are leaf and subleaf, eax ebx ecx edx go to args[2..5]."""
+    asm = X86("avx2", abi)
+    asm.begin({RBX}, (), False)
+    asm.rr("mov", asm.parameters[0], R10)
+    asm.rm("mov.r", RAX, R10, 0)
+    asm.rm("mov.r", RCX, R10, 8)
+    asm.raw("cpuid", b"\x0f\xa2")
+    for i, r in enumerate((RAX, RBX, RCX, RDX)):
+        asm.rm("mov.mr", r, R10, 16 + 8 * i)
+    return asm.finish()
+
+
+def _xgetbv_code(abi):
+    """Return code for xgetbv: the low half of XCR0 goes to args[0]."""
+    asm = X86("avx2", abi)
+    asm.begin((), (), False)
+    asm.rr("mov", asm.parameters[0], R10)
+    asm.rr("xor.r", RCX, RCX)
+    asm.raw("xgetbv", b"\x0f\x01\xd0")
+    asm.rm("mov.mr", RAX, R10, 0)
+    return asm.finish()
+
+
+def _ask_x86():
+    """Return (names of instruction sets, reason): the processor's own answer."""
+    code, reason = place_code([_cpuid_code(host_abi()), _xgetbv_code(host_abi())])
+    if code is None:
+        return [], reason
+
+    def cpuid(leaf, subleaf):
+        args = (ctypes.c_int64 * 6)(leaf, subleaf)
+        code.function(0)(ctypes.addressof(args), 0, None)
+        return tuple(args[2:])
+
+    def read_xcr0():
+        args = (ctypes.c_int64 * 1)()
+        code.function(1)(ctypes.addressof(args), 0, None)
+        return args[0]
+
+    found = features_x86(cpuid, read_xcr0)
+    code.close()
+    return found, None if found else "the processor or the system lacks AVX2 and F16C"
+
+
+def _ask_arm64():
+    """Return (names of instruction sets, reason).  Every arm64 processor has NEON."""
+    c = ctypes
+    if sys.platform == "linux":
+        getauxval = _foreign(c.CDLL(None), "getauxval", c.c_ulong, c.c_ulong)
+        dot = getauxval(16) >> 20 & 1                      # AT_HWCAP, HWCAP_ASIMDDP
+    elif sys.platform == "darwin":
+        sysctl = _foreign(c.CDLL(None), "sysctlbyname", c.c_int, c.c_char_p, c.c_void_p, c.c_void_p,
+                          c.c_void_p, c.c_size_t)
+        value, size = c.c_int(), c.c_size_t(4)
+        status = sysctl(b"hw.optional.arm.FEAT_DotProd", c.byref(value), c.byref(size), None, 0)
+        dot = status == 0 and value.value
+    elif sys.platform == "win32":
+        present = _foreign(c.WinDLL("kernel32"), "IsProcessorFeaturePresent", c.c_int, c.c_uint32)
+        dot = present(43)                                  # PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
+    else:
+        dot = False
+    return (["neon_dot"] if dot else []) + ["neon"], None
+
+
+@functools.lru_cache(None)
+def host_instruction_sets():
+    """Return (names of the instruction sets that kernels may use here, best first; reason if none)."""
+    if ctypes.sizeof(ctypes.c_void_p) != 8 or sys.byteorder != "little" or _MACHINE is None:
+        return [], f"no code generator for this machine ({platform.machine()}, " \
+                   f"{8 * ctypes.sizeof(ctypes.c_void_p)}-bit Python)"
+    found, reason = _ask_x86() if _MACHINE == "x86-64" else _ask_arm64()
+    found = [isa for isa in found if isa in ENCODERS]
+    return found, reason if found or reason else "no code generator for this machine"
+
+
+def choose_isa(environ):
+    """Return (instruction set, None), or (None, why plain Python is used).
+
+    KSHIPRA_ISA in environ chooses one that is not above what the processor has, or "python".
+    """
+    wanted = environ.get("KSHIPRA_ISA")
+    if wanted == "python":
+        return None, "KSHIPRA_ISA=python"
+    found, reason = host_instruction_sets()
+    if not wanted or not found:
+        return (found[0], None) if found else (None, reason)
+    for isa in found:
+        if wanted == isa or (wanted == "vnni" and isa == "avxvnni"):
+            return isa, None
+    raise KshipraError(f"KSHIPRA_ISA={wanted!r}: this machine offers {', '.join(found)} and python; "
+                       "choose one of these, or leave it unset")
+
+
+# ---------------------------------------------------------------------------------------
+# 5.5 Kernels: matrices
+#
+# y = W x is where an inference engine spends its time.  For one token every weight is read
+# once and used once, so memory sets the pace; for a long prompt a weight is used for every
+# row, so arithmetic does.  Two kernels, then: emit_matvec takes weights apart and multiplies
+# at once, emit_matmul takes them apart into a small panel first and uses that for all rows.
+#
+# The one idea is to work on eight weight rows at a time, lane = row.  Four neighbouring codes
+# of a row are one 32-bit lane, so a vector holds four codes of eight rows, and the processor's
+# dot product of four bytes adds all of them to eight sums at once.  Scales are vectors too.
+# To get there, 16 bytes of eight rows are turned like a 4 x 4 table in each half:
+#
+#     row 0 | a0 a1 a2 a3 | row 4 | e0 e1 e2 e3 |          | a0 b0 c0 d0 | e0 f0 g0 h0 |
+#     row 1 | b0 b1 b2 b3 | row 5 | f0 f1 f2 f3 |    ->    | a1 b1 c1 d1 | e1 f1 g1 h1 |
+#     row 2 | c0 c1 c2 c3 | row 6 | g0 g1 g2 g3 |          | a2 b2 c2 d2 | e2 f2 g2 h2 |
+#     row 3 | d0 d1 d2 d3 | row 7 | h0 h1 h2 h3 |          | a3 b3 c3 d3 | e3 f3 g3 h3 |
+#
+# and what was said of one block in chapter 1 (which bits of which bytes are the codes, the
+# scales, the minimums) holds for a column of eight of them: the kernels are made from the same
+# fields, and no format is named here.
+#
+# The weights' rows lie a fixed distance apart, which is written into the code, so a kernel is
+# built for a format and an n_in.  The float steps and their order are those of chapter 4.
+
+# Activations, quantized: a record for each block of 32 of each row, block-major, so that the
+# records of neighbouring rows are neighbours:  record of block b, row r = x + 64 * (b * R + r).
+#
+#     0           32      36            40     44     48     52           56           60
+#    +-----------+-------+-------------+------+------+------+------------+------------+---+
+#    | codes[32] | scale | scale * sum | -low | -high| -sum | scale * low| scale *high| 0 |
+#    +-----------+-------+-------------+------+------+------+------------+------------+---+
+#
+# low, high: the sums of the first and of the last 16 codes; sum: of all.  i8, f32 and i32.
+
+ACT_RECORD = 64
+ACT_SCALE = 32
+ACT_SCALED = {32: (36,), 16: (52, 56)}         # by sub-block length: scale * sum of the codes
+ACT_MINUS = {32: (48,), 16: (40, 44)}          # the sum of the codes, negative
+
+
+def emit_quantize_block(k, x, record, disp=0):
+    """Emit quantize_activations for the 32 floats at x + disp, into the record at `record`.
+
+    A float's bits without the sign grow as it does, so the largest magnitude is found among
+    integers, where an infinity or a NaN is larger than all; then scale is no finite number.
+    """
+    block = [k.load_f32x8(x, disp + 32 * i) for i in range(4)]
+    magnitude = k.const_i32x8(0x7FFFFFFF)
+    a, b, c, d = [k.and_(v.i32, magnitude) for v in block]
+    peak = k.hmax_u32(k.max_u32(k.max_u32(a, b), k.max_u32(c, d)))
+    tiny = k.cmpgt_i32(k.const_f32x8(TINY), peak)
+    full = k.const_f32x8(127.0)
+    scale = k.andnot(tiny.f32, peak.f32 / full)
+    inverse = k.andnot(tiny.f32, full / peak.f32)
+    codes = [k.f32_to_i32(v * inverse) for v in block]
+    for i, v in enumerate(codes):
+        k.store_i32_as_i8(record, v, 8 * i)
+    low, high = k.hsum_i32(codes[0] + codes[1]), k.hsum_i32(codes[2] + codes[3])
+    total, zero = low + high, k.zero_i32x8()
+    words = [scale, k.i32_to_f32(total) * scale, zero - low, zero - high, zero - total,
+             k.i32_to_f32(low) * scale, k.i32_to_f32(high) * scale]
+    row = zero                                 # lane 7 stays zero
+    for lane, v in enumerate(words):
+        row = k.blend_i32(row, v, 1 << lane)
+    k.store_i32x8(record, row, ACT_SCALE)
+
+
+def emit_quantize(k):
+    """Emit quantize_activations for row `chunk` of x.
+
+    x: f32 (n_rows, 32 * n_blocks)   xq: records (n_blocks, n_rows)
+    """
+    x, xq, n_blocks, n_rows = k.args("x", "xq", "n_blocks", "n_rows")
+    x += k.chunk * (n_blocks << 7)
+    xq += k.chunk << 6
+    step = n_rows << 6
+    with k.loop(n_blocks):
+        emit_quantize_block(k, x, xq)
+        k.advance(x=128)
+        xq += step
+
+
+# Taking eight blocks apart.
+
+class EightRuns:
+    """Eight runs of bytes side by side, lane = run: a register and eight distances from it."""
+
+    def __init__(self, k, base, steps):
+        self.k, self.base, self.steps = k, base, steps
+
+    def words(self, at, wanted=(0, 1, 2, 3)):
+        """Return {byte: i32x8 of the four bytes from there}, of the 16 bytes from `at`.
+
+        wanted: which of the four words to return; all 16 bytes are read.
+        """
+        k, base, steps = self.k, self.base, self.steps
+        rows = [k.load_high(k.load_i8x16(base, steps[i] + at), base, steps[i + 4] + at)
+                for i in range(4)]
+        return {at + 4 * j: v for j, v in zip(wanted, emit_turn(k, rows, wanted))}
+
+
+def emit_turn(k, rows, wanted=(0, 1, 2, 3)):
+    """Return the wanted columns of a 4 x 4 table of words, in each half by itself."""
+    a, b, c, d = rows
+    pairs = {}
+    if min(wanted) < 2:
+        pairs[0] = k.unpack_lo_i32(a, b), k.unpack_lo_i32(c, d)
+    if max(wanted) > 1:
+        pairs[1] = k.unpack_hi_i32(a, b), k.unpack_hi_i32(c, d)
+    return [(k.unpack_hi_i64 if j & 1 else k.unpack_lo_i64)(*pairs[j >> 1]) for j in wanted]
+
+
+def emit_f16_pair(k, words, wanted=(0, 1)):
+    """Return the f16 in the low (0) and in the high (1) 16 bits of each word, as f32x8."""
+    order = k.const_i8x32([0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15] * 2)
+    packed = k.shuffle_i8(words, order)        # in each half: four low ones, four high ones
+    swapped = k.halves(packed, packed, 1, 0)
+    return [k.f16_to_f32((k.unpack_hi_i64 if high else k.unpack_lo_i64)(packed, swapped))
+            for high in wanted]
+
+
+def _places(runs):
+    """Return where a field's integers 4 p .. 4 p + 3 stand, for each p: (byte, shift, width)."""
+    return [(at + i, shift, width) for at, n, shift, width in runs for i in range(0, n, 4)]
+
+
+def emit_bits(k, word, shift, width, place=0):
+    """Return `width` bits from bit `shift` of each byte of word, moved to bit `place`."""
+    if width == 8:
+        return word
+    if shift != place:
+        word = word >> (shift - place) if shift > place else word << (place - shift)
+    return k.and_(word, k.const_i8x32(((1 << width) - 1) << place))
+
+
+def emit_spread(k, word, p):
+    """Return bits 4 p .. 4 p + 3 of each word, one at bit 4 of each byte.
+
+    The byte that holds them is copied to all four, each copy keeps its own bit, in the upper
+    half of the byte, and anything there is 16 or more.
+    """
+    copies = k.shuffle_i8(word, k.const_i8x32([i // 4 * 4 + p // 2 for i in range(16)] * 2)).i32
+    if p % 2 == 0:
+        copies = copies << 4
+    own = k.and_(copies, k.const_i8x32([16, 32, 64, 128] * 8))
+    return k.min_u8(own, k.const_i8x32(16)).i32
+
+
+def emit_field(k, field, p, words):
+    """Return integers 4 p .. 4 p + 3 of a field, a byte each and not yet less its bias."""
+    at, shift, width = _places(field.low)[p]
+    v = emit_bits(k, words[at], shift, width)
+    if field.high:
+        at, shift, width = _places(field.high)[p]
+        if width:
+            v = k.or_(v, emit_bits(k, words[at], shift, width, field.place))
+    return v
+
+
+def emit_byte(k, word, i, field):
+    """Return byte i of each word, less the field's bias, as i32x8."""
+    if field.low[0][3] == 8:                                # int8: its sign is copied down
+        return (word << (24 - 8 * i) if i < 3 else word) >> 24
+    v = k.shr_i32(word, 8 * i) if i else word
+    v = k.and_(v, k.const_i32x8(255)) if i < 3 else v
+    return v - k.const_i32x8(field.bias) if field.bias else v
+
+
+def emit_scales(k, format, block, keep):
+    """Emit keep(s, scale, low) for each sub-block s; low is None without minimums.
+
+    block: EightRuns over eight blocks   scale, low: f32x8, exact as in Format.unpack
+    """
+    # The last two bytes of a block are read as the upper half of its last four.
+    d_at = min(format.d_off, format.block_bytes - 4)
+    needed = {d_at} | {at for field in (format.scales, format.mins) if field
+                       for at, _, width in _places(field.low) + _places(field.high) if width}
+    words = {}
+    while needed:
+        first = min(needed)
+        start = first - max(0, -(-(first + 16 - format.block_bytes) // 4) * 4)
+        wanted = tuple([j for j in range(4) if start + 4 * j in needed])
+        words.update(block.words(start, wanted))
+        needed -= set(words)
+    halves = ((format.d_off - d_at) // 2, 1)[:1 if format.m_off is None else 2]
+    d, *m = emit_f16_pair(k, words[d_at], halves)
+    if not format.scales:
+        return keep(0, d, m[0] if m else None)
+    if m:
+        m = [k.xor(m[0], k.const_f32x8(-0.0))]
+    for p in range(format.block_len // format.sub_len // 4):
+        scales = emit_field(k, format.scales, p, words)
+        mins = emit_field(k, format.mins, p, words) if m else None
+        for i in range(4):
+            low = k.i32_to_f32(emit_byte(k, mins, i, format.mins)) * m[0] if m else None
+            keep(4 * p + i, k.i32_to_f32(emit_byte(k, scales, i, format.scales)) * d, low)
+
+
+def stretch_of(format):
+    """Return the length of the shortest run of weights that uses whole bytes of codes."""
+    length = 0
+    for i, (at, n, shift, width) in enumerate(format.codes.low):
+        if i and shift == 0:
+            break
+        length += n
+    return length
+
+
+def emit_codes(k, format, block, out):
+    """Emit out.codes(i, v) for every four codes of every stretch, out.finish() after each.
+
+    block: EightRuns over eight blocks   i: place in the stretch, a multiple of 4
+    v: four codes of each lane's block, plus the bias, so that none is negative (Q8_0's, the
+    only codes that fill a byte, are signed).  They come in the order of the bytes.
+    """
+    low, high = _places(format.codes.low), _places(format.codes.high)
+    per, n = stretch_of(format) // 4, format.block_len // stretch_of(format)
+    low_step, high_step = [places[per][0] - places[0][0] if places[per:] else 0
+                           for places in (low, high)]
+    if n > 1 and all(now[1:] == before[1:] for places in (low, high)
+                     for now, before in zip(places[per:], places)):
+        low_base, high_base = k.copy(block.base), k.copy(block.base) if high else None
+        with k.loop(n):
+            emit_stretch(k, format, EightRuns(k, low_base, block.steps), low[:per],
+                         EightRuns(k, high_base, block.steps), high[:per], out)
+            low_base += low_step
+            if high:
+                high_base += high_step
+    else:
+        for i in range(0, n * per, per):
+            emit_stretch(k, format, block, low[i:i + per], block, high[i:i + per], out)
+
+
+def emit_stretch(k, format, low_block, low, high_block, high, out):
+    """Emit one stretch of emit_codes.  low, high: where its codes' bits stand, see _places."""
+    field = format.codes
+    chunk_of = [[at - (at - places[0][0]) % 16 for at, _, _ in places] for places in (low, high)]
+    pairs = list(zip(chunk_of[1] or [None] * len(low), chunk_of[0]))
+    spread = block_word = None
+    if field.spread:
+        spread = low_block.words(field.spread[0], (0,))[field.spread[0]]
+    for high_chunk in sorted(set(chunk_of[1])) or [None]:
+        high_words = high_block.words(high_chunk) if high else None
+        for low_chunk in sorted({b for a, b in pairs if a == high_chunk}):
+            low_words = low_block.words(low_chunk)
+            group = [p for p in range(len(low)) if pairs[p] == (high_chunk, low_chunk)]
+            for p in sorted(group, key=lambda p: (low[p][0], p)):
+                at, shift, width = low[p]
+                v = emit_bits(k, low_words[at], shift, width)
+                if high:
+                    at, shift, width = high[p]
+                    v = k.or_(v, emit_bits(k, high_words[at], shift, width, field.place))
+                if field.spread:
+                    v = k.or_(v, emit_spread(k, spread, p))
+                out.codes(4 * p, v)
+    out.finish()
+
+
+# One token: take a block apart and multiply at once.
+
+class Products:
+    """Where emit_matvec sends codes and scales: into dot products, then into y.
+
+    x: register, the record of the first block   y: f32x8, one output a lane
+    Scales of more than one sub-block wait in the scratch, and so do the dot products of more
+    than two: the codes do not come in the order in which the sums must be made.
+    """
+
+    def __init__(self, k, format, x, y):
+        self.k, self.format, self.x, self.y = k, format, x, y
+        self.length = stretch_of(format)
+        self.scales, self.dots = {}, {}
+        self.many = format.scales is not None
+        self.park = self.length > 64
+        self.place = k.copy(k.scratch) if self.many else None
+
+    def keep(self, s, scale, low):
+        if self.many:
+            self.k.store_f32x8(self.k.scratch, scale, PARKED + 64 * s)
+            if low:
+                self.k.store_f32x8(self.k.scratch, low, PARKED + 64 * s + 32)
+        else:
+            self.scales[s] = scale, low
+
+    def start(self):
+        """Begin a block."""
+        if self.many:
+            self.k.mov(self.place, self.k.scratch)
+
+    def codes(self, i, v):
+        k, sub = self.k, self.format.sub_len
+        s = i // sub
+        if s not in self.dots:
+            self.dots[s] = [emit_first_sum(k, self.format, self.x, s), 0]
+        dot = self.dots[s]
+        emit_dot(k, self.format, dot[0], v, self.x, i // 32 * ACT_RECORD + i % 32)
+        dot[1] += 4
+        if self.park and dot[1] == sub:
+            k.store_i32x8(k.scratch, dot[0], 32 * s)
+
+    def finish(self):
+        """Emit the float steps of one stretch, in order."""
+        k, sub = self.k, self.format.sub_len
+        for s in range(self.length // sub):
+            dot = k.load_i32x8(k.scratch, 32 * s) if self.park else self.dots[s][0]
+            if self.many:
+                scale = k.load_f32x8(self.place, PARKED + 64 * s)
+                low = k.load_f32x8(self.place, PARKED + 64 * s + 32) if self.format.mins else None
+            else:
+                scale, low = self.scales[s]
+            emit_add_dot(k, self.y, dot, scale, low, self.x, s * sub, sub)
+        self.dots = {}
+        k.add(self.x, self.length // 32 * ACT_RECORD, to=self.x)
+        if self.many:
+            k.add(self.place, 64 * (self.length // sub), to=self.place)
+
+
+PARKED = 256                            # scratch: 8 dot products, then the scales
+
+
+def emit_first_sum(k, format, x, s, disp=0):
+    """Return what a dot product of sub-block s starts from: less its bias times the codes of x.
+
+    The bias is a power of two; the record holds the sum of the codes, negative.
+    """
+    if not format.codes.bias:
+        return k.zero_i32x8()
+    at = s * format.sub_len
+    minus = ACT_MINUS[format.sub_len][at % 32 // format.sub_len]
+    return k.broadcast_i32x8(x, disp + at // 32 * ACT_RECORD + minus) << (
+        format.codes.bias.bit_length() - 1)
+
+
+def emit_dot(k, format, dot, v, x, disp):
+    """Emit dot += the products of v's codes and the four activation codes at x + disp."""
+    if format.codes.low[0][3] == 8:
+        k.dot4_ss(dot, v, k.broadcast_i32x8(x, disp))
+    else:
+        k.dot4_us_m(dot, v, x, disp)
+
+
+def emit_add_dot(k, y, dot, scale, low, x, at, sub, disp=0):
+    """Emit y += dot * (scale * x's scale), then y += low * (x's scale * the codes' sum).
+
+    at: place of the sub-block, whose record is at x + disp + at // 32 * ACT_RECORD
+    """
+    record = disp + at // 32 * ACT_RECORD
+    y += k.i32_to_f32(dot) * (scale * k.broadcast_f32x8(x, record + ACT_SCALE))
+    if low:
+        y += low * k.broadcast_f32x8(x, record + ACT_SCALED[sub][at % 32 // sub])
+
+
+def emit_row_groups(k, w, n_out, chunk_rows, row_bytes, lanes):
+    """Return the registers (row, end, last) of a loop over groups of eight rows.
+
+    The loop runs while row < end; a group starts at min(row, last), so that the last group
+    ends at the last row and some rows are computed twice.
+    """
+    row = k.chunk * chunk_rows
+    return row, k.min(row + chunk_rows, n_out), n_out - lanes
+
+
+def emit_matvec(k, format, n_in, lanes=8):
+    """Emit matmul_naive for one row of activations and rows chunk * chunk_rows ... of w.
+
+    w: packed rows of n_in weights   x: records of one row   y: f32 (n_out,)
+    lanes: 8, or n_out if that is less; then the surplus lanes repeat the last row.
+    The group of rows after this one is fetched ahead while this one is computed.
+    n_rows and y_stride are there to have emit_matmul's arguments.
+    """
+    w, x, y, n_out, chunk_rows, _, _ = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows",
+                                              "y_stride")
+    row_bytes, block_bytes = format.n_bytes(n_in), format.block_bytes
+    steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
+    row, end, last = emit_row_groups(k, w, n_out, chunk_rows, row_bytes, lanes)
+    with k.while_(row, "<", end):
+        first = k.min(row, last)
+        base = w + first * row_bytes
+        ahead = base + 8 * row_bytes
+        out = Products(k, format, k.copy(x), k.zero_f32x8())
+        block = EightRuns(k, base, steps)
+        with k.loop(n_in // format.block_len):
+            for line in range(0, 8 * block_bytes, 64):
+                k.prefetch(ahead, line)
+            out.start()
+            emit_scales(k, format, block, out.keep)
+            emit_codes(k, format, block, out)
+            base += block_bytes
+            ahead += 8 * block_bytes
+        emit_store_lanes(k, y + (first << 2), out.y, lanes)
+        row += 8
+
+
+def emit_store_lanes(k, y, v, lanes):
+    if lanes == 8:
+        k.store_f32x8(y, v)
+    else:
+        k.store_f32_n(y, v, k.imm(lanes))
+
+
+# Many rows: take eight weight rows apart into a panel, then multiply it with all rows.
+#
+# A panel is a row of records, one for 32 weights of each of the eight rows:
+#
+#     0                    256           288
+#    +--------------------+-------------+-----------------------+
+#    | 8 vectors of codes | scales f32x8| minimums, if any      |    twice the latter for
+#    +--------------------+-------------+-----------------------+    sub-blocks of 16
+
+def panel_record_bytes(format):
+    """Return the size of a panel's record: 8 * 32 codes, then the sub-blocks' scales."""
+    return 256 + 32 // format.sub_len * _scales_bytes(format)
+
+
+def _scales_bytes(format):
+    return 32 if format.m_off is None else 64
+
+
+def matmul_scratch_bytes(format, n_in, chunk_rows):
+    """Return the scratch that emit_matmul needs: the panels of a chunk."""
+    return -(-chunk_rows // 8) * (n_in // 32) * panel_record_bytes(format)
+
+
+class Panel:
+    """Where codes and scales are sent to be kept: the record at register `at` and those after it."""
+
+    def __init__(self, k, format, at):
+        self.k, self.format, self.at = k, format, at
+        self.record_bytes = panel_record_bytes(format)
+
+    def keep(self, s, scale, low):
+        i = s * self.format.sub_len
+        disp = (i // 32 * self.record_bytes + 256
+                + i % 32 // self.format.sub_len * _scales_bytes(self.format))
+        self.k.store_f32x8(self.at, scale, disp)
+        if low:
+            self.k.store_f32x8(self.at, low, disp + 32)
+
+    def codes(self, i, v):
+        self.k.store_i32x8(self.at, v, i // 32 * self.record_bytes + i % 32 * 8)
+
+    def finish(self):
+        self.k.add(self.at, stretch_of(self.format) // 32 * self.record_bytes, to=self.at)
+
+
+def emit_panel(k, format, block, n_blocks, at):
+    """Emit the unpacking of n_blocks blocks of eight runs into the panel at register `at`."""
+    out = Panel(k, format, at)
+    with k.loop(n_blocks):
+        emit_scales(k, format, block, out.keep)
+        emit_codes(k, format, block, out)
+        k.add(block.base, format.block_bytes, to=block.base)
+
+
+def emit_tile(k, format, n_in, panel, x, x_step, n_columns):
+    """Return y, an f32x8 for each of n_columns rows of activations: the panel times those rows.
+
+    panel, x: registers, which move: the first records   x_step: register, from block to block
+    """
+    sub, record_bytes = format.sub_len, panel_record_bytes(format)
+    y = [k.zero_f32x8() for _ in range(n_columns)]
+    with k.loop(n_in // 32):
+        for s in range(32 // sub):
+            dots = [emit_first_sum(k, format, x, s, ACT_RECORD * c) for c in range(n_columns)]
+            for i in range(s * sub, (s + 1) * sub, 4):
+                v = k.load_i32x8(panel, 8 * i)
+                for c, dot in enumerate(dots):
+                    emit_dot(k, format, dot, v, x, ACT_RECORD * c + i)
+            at = 256 + s * _scales_bytes(format)
+            scale = k.load_f32x8(panel, at)
+            for c, dot in enumerate(dots):
+                low = k.load_f32x8(panel, at + 32) if format.m_off is not None else None
+                emit_add_dot(k, y[c], dot, scale, low, x, s * sub, sub, ACT_RECORD * c)
+        panel += record_bytes
+        x += x_step
+    return y
+
+
+TILES = (6, 4, 2, 1)                    # rows of activations at a time; 6 fill the registers
+
+
+def emit_matmul(k, format, n_in, lanes=8):
+    """Emit matmul_naive for all rows of activations and rows chunk * chunk_rows ... of w.
+
+    w: packed rows of n_in weights   x: records (n_in / 32, n_rows)   y: f32, rows y_stride
+    bytes apart.  chunk_rows: a multiple of 8.  scratch: matmul_scratch_bytes.
+    lanes: 8, or n_out if that is less; then the surplus lanes repeat the last row.
+    """
+    w, x, y, n_out, chunk_rows, rows_left, y_stride = k.args(
+        "w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")
+    row_bytes = format.n_bytes(n_in)
+    steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
+    row, end, last = emit_row_groups(k, w, n_out, chunk_rows, row_bytes, lanes)
+    panel = k.copy(k.scratch)
+    with k.while_(row, "<", end):
+        base = w + k.min(row, last) * row_bytes
+        emit_panel(k, format, EightRuns(k, base, steps), n_in // format.block_len, panel)
+        row += 8
+    x_step = rows_left << 6
+    for n_columns in TILES:
+        with k.while_(rows_left, ">=", n_columns):
+            k.mov(panel, k.scratch)
+            k.mov(row, k.chunk * chunk_rows)
+            with k.while_(row, "<", end):
+                tile = emit_tile(k, format, n_in, panel, k.copy(x), x_step, n_columns)
+                out = y + (k.min(row, last) << 2)
+                for v in tile:
+                    emit_store_lanes(k, out, v, lanes)
+                    out += y_stride
+                row += 8
+            x += ACT_RECORD * n_columns
+            y += y_stride * n_columns
+            rows_left -= n_columns
+
+
+# Weights that are plain floats.
+
+FLOAT_LOADS = {"F32": "load_f32x8", "F16": "load_f16x8", "BF16": "load_bf16x8"}
+
+
+def emit_load_floats(k, format, base, disp, n=8):
+    """Return the first n weights at base + disp as f32x8, the other lanes 0 and not read."""
+    if n == 8:
+        return getattr(k, FLOAT_LOADS[format.name])(base, disp)
+    if format.name == "F32":
+        return k.load_f32_n(base, k.imm(n), disp)
+    v = k.zero_i32x8()
+    for i in range(n):
+        v = k.insert_i32(v, k.load_u16(base, disp + 2 * i), i)
+    return emit_f16_pair(k, v, (0,))[0] if format.name == "F16" else (v << 16).f32
+
+
+def emit_float_tile(k, format, n_in, w, x, y, y_stride, n_rows, n_columns):
+    """Emit y[c][o] = lane_sum(w[o] * x[c]) for n_rows rows of w and n_columns rows of x.
+
+    w, x, y: registers, which do not move   y_stride: register
+    """
+    row_bytes, n_tail = format.n_bytes(n_in), n_in % 8
+    w, x, y = k.copy(w), k.copy(x), k.copy(y)
+    sums = [[k.zero_f32x8() for _ in range(n_rows)] for _ in range(n_columns)]
+
+    def add_products(n):
+        columns = [emit_load_floats(k, FORMATS["F32"], x, 4 * n_in * c, n)
+                   for c in range(n_columns)]
+        for o in range(n_rows):
+            v = emit_load_floats(k, format, w, row_bytes * o, n)
+            for column, total in zip(columns, sums):
+                total[o] += v * column
+
+    with k.loop(n_in // 8):
+        add_products(8)
+        w += format.n_bytes(8)
+        x += 32
+    if n_tail:
+        add_products(n_tail)
+    for total in sums:
+        for o, v in enumerate(total):
+            k.store_f32(y, k.hsum_f32(v), 4 * o)
+        y += y_stride
+
+
+def emit_matmul_float(k, format, n_in):
+    """Emit matmul_naive for all rows of x and rows chunk * chunk_rows ... of float weights.
+
+    w: rows of n_in floats, one after the other   x: f32 (n_rows, n_in)
+    y: f32, rows y_stride bytes apart.
+    Three rows by three share each value read three times; with one row of activations left,
+    four weight rows are read side by side.
+    """
+    w, x, y, n_out, chunk_rows, rows_left, y_stride = k.args(
+        "w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")
+    row_bytes = format.n_bytes(n_in)
+    first = k.chunk * chunk_rows
+    n_chunk = k.min(n_out - first, chunk_rows)
+    w += first * row_bytes
+    y += first << 2
+    for n_columns, shapes in ((3, (3, 1)), (1, (4, 1))):
+        with k.while_(rows_left, ">=", n_columns):
+            left, weights, out = k.copy(n_chunk), k.copy(w), k.copy(y)
+            for n_rows in shapes:
+                with k.while_(left, ">=", n_rows):
+                    emit_float_tile(k, format, n_in, weights, x, out, y_stride,
+                                    n_rows, n_columns)
+                    weights += row_bytes * n_rows
+                    out += 4 * n_rows
+                    left -= n_rows
+            x += 4 * n_in * n_columns
+            y += y_stride * n_columns
+            rows_left -= n_columns
+
+
+# Embeddings: rows of a weight as floats.
+
+def emit_embed(k, format, n_in):
+    """Emit y = w[tokens[chunk]], as Format.decode has it.
+
+    tokens: i32   w: rows of n_in weights   y: f32, rows y_stride bytes apart   scratch: 4096
+    Eight blocks of one row take the place of eight rows; where the row has no more blocks the
+    last one is repeated.
+    """
+    tokens, w, y, y_stride = k.args("tokens", "w", "y", "y_stride")
+    token = k.load_i32(tokens + (k.chunk << 2))
+    w += token * format.n_bytes(n_in)
+    y += k.chunk * y_stride
+    if format.sub_len is None:
+        n_tail = n_in % 8
+        with k.loop(n_in // 8):
+            k.store_f32x8(y, emit_load_floats(k, format, w, 0))
+            w += format.n_bytes(8)
+            y += 32
+        if n_tail:
+            k.store_f32_n(y, emit_load_floats(k, format, w, 0, n_tail), k.imm(n_tail))
+        return
+    n_blocks, block_len = n_in // format.block_len, format.block_len
+    lanes = min(8, n_blocks)
+    steps = [min(i, lanes - 1) for i in range(8)]
+    done = k.imm(0)
+    with k.while_(done, "<", n_blocks):
+        first = k.min(done, n_blocks - lanes)
+        block = EightRuns(k, w + first * format.block_bytes,
+                          [i * format.block_bytes for i in steps])
+        emit_panel(k, format, block, 1, k.copy(k.scratch))
+        emit_decode(k, format, k.copy(k.scratch), y + first * (4 * block_len),
+                    [4 * block_len * i for i in steps])
+        done += 8
+
+
+def emit_decode(k, format, panel, y, steps):
+    """Emit the weights of the block in each of a panel's lanes to y + steps[lane]; both move."""
+    sub = format.sub_len
+    with k.loop(format.block_len // 32):
+        for s in range(32 // sub):
+            at = 256 + s * _scales_bytes(format)
+            scale = k.load_f32x8(panel, at)
+            low = k.load_f32x8(panel, at + 32) if format.m_off is not None else None
+            for i in range(s * sub, (s + 1) * sub, 4):
+                v = k.load_i32x8(panel, 8 * i)
+                floats = [k.i32_to_f32(emit_byte(k, v, j, format.codes)) * scale
+                          for j in range(4)]
+                if low:
+                    floats = [f + low for f in floats]
+                for lane, f in enumerate(emit_turn(k, [f.i32 for f in floats])):
+                    k.store_i8x16(y, f, steps[lane] + 4 * i)
+                    k.store_i8x16(y, k.halves(f, f, 1, 1), steps[lane + 4] + 4 * i)
+        panel += panel_record_bytes(format)
+        y += 128
+
+
+# ---------------------------------------------------------------------------------------
+# 5.6 Kernels: the other operations
+#
+# What a forward pass does besides multiplying by matrices: norms, rotations, activations,
+# the cache and attention.  Each emitter is named after the operation of chapter 4 that it
+# must equal, bit for bit; its docstring says what one chunk of work is.
+#
+# The one idea: a vector of eight lanes is the natural unit of the definitions.  lane_sum adds
+# element i to lane i mod 8 because that is what a loop over vectors does, and attention cuts
+# its keys at multiples of 64 because then position p always meets lane p mod 8.  A row whose
+# length is no multiple of 8 ends in a short vector; its missing lanes are neither read nor
+# written, and where a sum would notice them they are masked to zero.
+#
+# Registers are few.  So an argument is loaded where it is used, and again where it is used
+# next; the processor keeps it in its nearest cache.  Addresses in fields are not checked here:
+# who fills the fields (5.7) guarantees them.  A name with _row_bytes is the distance in bytes
+# from one row to the next; a name with _bits is a float32 passed as the integer of its bits.
+
+def f32_bits(x):
+    """Return the bits of x, rounded to float32, as a signed int: how a field carries a number."""
+    return struct.unpack("<i", struct.pack("<f", x))[0]
+
+
+class Fields:
+    """The fields of a kernel's argument structure, each loaded when it is asked for."""
+
+    def __init__(self, k, *names):
+        self.k = k
+        self.offs = {name: 8 * i for i, name in enumerate(names)}
+        k.fields.update(dict.fromkeys(names))
+
+    def __call__(self, name):
+        """Emit the load of a whole number or address."""
+        return self.k.load_i64(self.k.args_pointer, self.offs[name])
+
+    def number(self, name):
+        """Emit the load of a float32, into every lane."""
+        return self.k.broadcast_f32x8(self.k.args_pointer, self.offs[name])
+
+    def row(self, name, row):
+        """Emit the address of a row of the array `name`."""
+        return self(name) + row * self(name + "_row_bytes")
+
+
+def _each_vector(k, n, steps, body):
+    """Emit body(None) for each whole vector of n elements, then body(lanes) for what is left.
+
+    n: register or int   lanes: register, 1..7   steps: ((pointer, bytes to advance), ...)
+    """
+    with k.loop(n >> 3):
+        body(None)
+        for pointer, n_bytes in steps:
+            k.add(pointer, n_bytes, to=pointer)
+    if type(n) is int:
+        if n & 7:
+            body(k.imm(n & 7))
+    else:
+        lanes = n & 7
+        with k.if_(lanes, ">", 0):
+            body(lanes)
+
+
+def _load(k, pointer, lanes, disp=0):
+    """Emit the load of a vector of floats, or of its first lanes with zeros behind them."""
+    if lanes is None:
+        return k.load_f32x8(pointer, disp)
+    return k.load_f32_n(pointer, lanes, disp)
+
+
+def _store(k, pointer, v, lanes, disp=0):
+    """Emit the store of a vector of floats, or of its first lanes alone."""
+    if lanes is None:
+        k.store_f32x8(pointer, v, disp)
+    else:
+        k.store_f32_n(pointer, v, lanes, disp)
+
+
+def _first_lanes(k, lanes):
+    """Emit the mask of the lanes 0..lanes-1."""
+    return k.cmpgt_i32(k.splat_i32(lanes), k.const_i32x8(range(8)))
+
+
+# Functions of one number, eight at a time.  Their steps are those of section 4.1, in order.
+
+def emit_exp(k, x):
+    """Emit exp(x).   x: f32x8 -> f32x8
+
+    2**n is made by writing n into the exponent bits: a float32 of fraction 1 and exponent
+    n + 127 is 2**n.  No step can overflow, since x is clamped first.
+    """
+    c = k.const_f32x8
+    x = k.min_f32(k.max_f32(x, c(EXP_MIN)), c(EXP_MAX))
+    n = k.round_f32(x * c(LOG2_E))
+    r = x - n * c(LN2_HI)
+    r = r - n * c(LN2_LO)
+    p = r * c(EXP_POLY[0])
+    for coefficient in EXP_POLY[1:-1]:
+        p = (p + c(coefficient)) * r
+    p = p + c(EXP_POLY[-1])
+    y = p * (r * r) + r + c(1.0)
+    return y * ((k.f32_to_i32(n) + k.const_i32x8(127)) << 23).f32
+
+
+def _silu(k, x):
+    return x / (emit_exp(k, k.zero_f32x8() - x) + k.const_f32x8(1.0))
+
+
+def _gelu(k, x):
+    u = x + x * x * x * k.const_f32x8(GELU_CUBIC)
+    return x / (emit_exp(k, u * k.const_f32x8(GELU_SLOPE)) + k.const_f32x8(1.0))
+
+
+def _softcap(k, x, cap):
+    e = emit_exp(k, x / cap * k.const_f32x8(2.0)) + k.const_f32x8(1.0)
+    return (k.const_f32x8(1.0) - k.const_f32x8(2.0) / e) * cap
+
+
+# Element by element.  A chunk is a slice of a row, so that the logits of one token, a row of
+# 262144, can be shared out among threads as well as the 512 rows of a prompt:
+#
+#   chunk = row * slices + part;  elements part * slice .. of n;  slice is a multiple of 8
+
+def _elementwise(k, function, inputs=("x",), numbers=()):
+    """Emit out = function(k, *inputs, *numbers), for one slice of one row.
+
+    inputs, out: f32 (R, n)   numbers: names of the fields that hold them
+    out may be one of the inputs: a vector is written after it was read.
+    """
+    arrays = [name + suffix for name in (*inputs, "out") for suffix in ("", "_row_bytes")]
+    field = Fields(k, *arrays, "n", "slice", "slices", *numbers)
+    slices = field("slices")
+    row, part = k.div(k.chunk, slices), k.rem(k.chunk, slices)
+    start = part * field("slice")
+    n = k.min(field("n") - start, field("slice"))
+    start <<= 2
+    pointers = [field.row(name, row) + start for name in (*inputs, "out")]
+    constants = [field.number(name) for name in numbers]
+
+    def body(lanes):
+        values = [_load(k, pointer, lanes) for pointer in pointers[:-1]]
+        _store(k, pointers[-1], function(k, *values, *constants), lanes)
+
+    _each_vector(k, n, [(pointer, 32) for pointer in pointers], body)
+
+
+def emit_copy(k):
+    """Emit out = x."""
+    _elementwise(k, lambda k, x: x)
+
+
+def emit_silu(k):
+    """Emit out = silu(x)."""
+    _elementwise(k, _silu)
+
+
+def emit_gelu(k):
+    """Emit out = gelu(x)."""
+    _elementwise(k, _gelu)
+
+
+def emit_scale(k):
+    """Emit out = mul(x, c), c a number."""
+    _elementwise(k, lambda k, x, c: x * c, numbers=("c_bits",))
+
+
+def emit_softcap(k):
+    """Emit out = softcap(x, c)."""
+    _elementwise(k, _softcap, numbers=("c_bits",))
+
+
+def emit_add(k):
+    """Emit out = add(x, y).  With y_row_bytes = 0 one row y is added to all: a bias."""
+    _elementwise(k, lambda k, x, y: x + y, ("x", "y"))
+
+
+def emit_mul(k):
+    """Emit out = mul(x, y)."""
+    _elementwise(k, lambda k, x, y: x * y, ("x", "y"))
+
+
+def emit_silu_mul(k):
+    """Emit out = mul(silu(x), y): x is the gate, y what comes up."""
+    _elementwise(k, lambda k, x, y: _silu(k, x) * y, ("x", "y"))
+
+
+def emit_gelu_mul(k):
+    """Emit out = mul(gelu(x), y)."""
+    _elementwise(k, lambda k, x, y: _gelu(k, x) * y, ("x", "y"))
+
+
+def emit_rows(k):
+    """Emit out = rows(x, index).  A chunk is one row of out.
+
+    x: f32 (any, n)   index: i32 (R,)   out: f32 (R, n), not x
+    """
+    field = Fields(k, "x", "x_row_bytes", "index", "out", "out_row_bytes", "n")
+    x = field.row("x", k.load_i32(field("index") + (k.chunk << 2)))
+    out = field.row("out", k.chunk)
+    _each_vector(k, field("n"), ((x, 32), (out, 32)),
+                 lambda lanes: _store(k, out, _load(k, x, lanes), lanes))
+
+
+# Norms.  A row is read twice, or three times; it stays in the nearest cache.
+
+def _lane_sum(k, x, n, function):
+    """Emit lane_sum of function(v) over the n floats v at x, into every lane.
+
+    function(v) need not be 0 for v = 0, so the lanes that a short vector lacks are masked.
+    """
+    total, x = k.zero_f32x8(), k.copy(x)
+
+    def body(lanes):
+        v = function(_load(k, x, lanes))
+        k.add_f32(total, v if lanes is None else v & _first_lanes(k, lanes), to=total)
+
+    _each_vector(k, n, ((x, 32),), body)
+    return k.hsum_f32(total)
+
+
+def _inverse_root(k, total, n, eps):
+    """Emit 1 / sqrt(total / n + eps)."""
+    return k.const_f32x8(1.0) / k.sqrt_f32(total / n + eps)
+
+
+def emit_rms_norm(k):
+    """Emit out = rms_norm(x, w, eps).  A chunk is one row: `runs` runs of n, each by itself.
+
+    x, out: f32 (R, runs * n)   w: f32 (n,)
+    """
+    field = Fields(k, "x", "x_row_bytes", "out", "out_row_bytes", "w", "n", "runs", "eps_bits")
+    x, out, n = field.row("x", k.chunk), field.row("out", k.chunk), field("n")
+    length, eps = k.i32_to_f32(k.splat_i32(n)), field.number("eps_bits")
+    with k.loop(field("runs")):
+        scale = _inverse_root(k, _lane_sum(k, x, n, lambda v: v * v), length, eps)
+        w = field("w")
+        _each_vector(k, n, ((x, 32), (out, 32), (w, 32)), lambda lanes: _store(
+            k, out, _load(k, x, lanes) * scale * _load(k, w, lanes), lanes))
+        rest = (n & 7) << 2
+        x += rest
+        out += rest
+
+
+def emit_layer_norm(k):
+    """Emit out = layer_norm(x, w, b, eps).  A chunk is one row.  b: an address, or 0 for None."""
+    field = Fields(k, "x", "x_row_bytes", "out", "out_row_bytes", "w", "b", "n", "eps_bits")
+    x, out, n = field.row("x", k.chunk), field.row("out", k.chunk), field("n")
+    length = k.i32_to_f32(k.splat_i32(n))
+    mean = _lane_sum(k, x, n, lambda v: v) / length
+
+    def square(v):
+        c = v - mean
+        return c * c
+
+    scale = _inverse_root(k, _lane_sum(k, x, n, square), length, field.number("eps_bits"))
+    w, b = field("w"), field("b")
+
+    def normed(lanes):
+        return (_load(k, x, lanes) - mean) * scale * _load(k, w, lanes)
+
+    with k.if_(b, "!=", 0):
+        _each_vector(k, n, ((x, 32), (out, 32), (w, 32), (b, 32)), lambda lanes: _store(
+            k, out, normed(lanes) + _load(k, b, lanes), lanes))
+    with k.else_():
+        _each_vector(k, n, ((x, 32), (out, 32), (w, 32)), lambda lanes: _store(
+            k, out, normed(lanes), lanes))
+
+
+# Rotary positions.  In the "half" pairing the two of a pair stand in two vectors, and lanes
+# line up with the angles.  In the "interleaved" pairing they are neighbours in one vector:
+#
+#   x            a0  b0  a1  b1 ...      times  c0  c0  c1  c1 ...
+#   swapped      b0  a0  b1  a1 ...      times -s0  s0 -s1  s1 ...    and the two are added
+#
+# which has the bits of a c - b s and b c + a s: subtracting is adding the negative.
+
+def emit_rope(k, pairing):
+    """Emit out = rope(x, positions, table, head_dim).  A chunk is one row.
+
+    x, out: f32 (R, n_heads * head_dim), perhaps the same   positions: i32 (R,)
+    cos, sin: f32 (n_positions, n_rot / 2)   pairing: "interleaved" or "half"
+    """
+    field = Fields(k, "x", "x_row_bytes", "out", "out_row_bytes", "positions", "cos", "sin",
+                   "n_heads", "head_dim", "n_rot")
+    x, out, half = field.row("x", k.chunk), field.row("out", k.chunk), field("n_rot") >> 1
+    angles = k.load_i32(field("positions") + (k.chunk << 2)) * half << 2
+    cos0, sin0 = field("cos") + angles, field("sin") + angles
+    with k.loop(field("n_heads")):
+        cos, sin = k.copy(cos0), k.copy(sin0)
+        if pairing == "interleaved":
+            _rope_interleaved(k, x, out, cos, sin, half)
+        else:
+            _rope_halves(k, x, out, cos, sin, half)
+        rest = field("head_dim") - (half << 1)          # the dimensions that do not turn
+        _each_vector(k, rest, ((x, 32), (out, 32)),
+                     lambda lanes: _store(k, out, _load(k, x, lanes), lanes))
+        short = (rest & 7) << 2
+        x += short
+        out += short
+
+
+def _rope_halves(k, x, out, cos, sin, half):
+    """Emit the turn of pairs (i, i + half), and move x and out behind them."""
+    n_bytes = half << 2
+    xb, outb = x + n_bytes, out + n_bytes
+
+    def body(lanes):
+        a, b, c, s = (_load(k, pointer, lanes) for pointer in (x, xb, cos, sin))
+        _store(k, out, a * c - b * s, lanes)
+        _store(k, outb, a * s + b * c, lanes)
+
+    _each_vector(k, half, [(pointer, 32) for pointer in (x, xb, out, outb, cos, sin)], body)
+    rest = (half & 7) << 2
+    k.add(xb, rest, to=x)
+    k.add(outb, rest, to=out)
+
+
+def _rope_interleaved(k, x, out, cos, sin, half):
+    """Emit the turn of pairs (2i, 2i + 1), and move x and out behind them."""
+    twice = [i for lane in (0, 1, 2, 3) for i in 2 * list(range(4 * lane, 4 * lane + 4))]
+    twice = k.const_i8x32(twice)                # 4 angles, the same in both halves -> 8 lanes
+    sign = k.const_i32x8([-2**31, 0] * 4).f32   # the sign bit of the even lanes
+
+    def spread(pointer, lanes):
+        if lanes is None:
+            v = k.broadcast_i8x16(pointer)
+        else:
+            v = k.load_f32_n(pointer, lanes >> 1)
+            v = k.halves(v, v, 0, 0)
+        return k.shuffle_i8(v, twice).f32
+
+    def body(lanes):
+        v = _load(k, x, lanes)
+        swapped = k.shuffle_i32(v, (1, 0, 3, 2))
+        s = spread(sin, lanes) ^ sign
+        _store(k, out, v * spread(cos, lanes) + swapped * s, lanes)
+
+    n = half << 1
+    _each_vector(k, n, ((x, 32), (out, 32), (cos, 16), (sin, 16)), body)
+    rest = (n & 7) << 2
+    x += rest
+    out += rest
+
+
+# The cache, seen from machine code.  A row brings the address of its sequence's page table
+# (i32 page numbers) and its position; chapter 6 defines where a vector lies:
+#
+#   arena + page * page_bytes + layer_off + ((which * n_kv_heads + head) * page_size + slot) * vector
+#
+# Its 4 or 2 bytes a number are read and written exactly: next to a vector is another one's.
+
+VALUE_BYTES = {"f32": 4, "f16": 2}
+
+
+def _copy_bytes(k, to, to_disp, source, disp, n_bytes):
+    """Emit the copy of a constant, small number of bytes, through integer registers."""
+    for size in (8, 4, 2):
+        while n_bytes >= size:
+            load, store = getattr(k, f"load_i{8 * size}"), getattr(k, f"store_i{8 * size}")
+            store(to, load(source, disp), to_disp)
+            disp, to_disp, n_bytes = disp + size, to_disp + size, n_bytes - size
+
+
+def emit_kv_store(k, kv_type, head_dim):
+    """Emit PagePool.write for one row: round its k and v to kv_type, and store them.
+
+    k, v: f32 (R, n_kv_heads * head_dim)   tables: i64 (R,), addresses   positions: i32 (R,)
+    scratch: 32 bytes.  A chunk is one row.  The clamp keeps a NaN: a comparison with it fails,
+    and then min and max return their second operand.
+    """
+    field = Fields(k, "k", "k_row_bytes", "v", "v_row_bytes", "tables", "positions", "arena",
+                   "page_bytes", "layer_off", "page_size", "n_kv_heads")
+    size, full, rest = VALUE_BYTES[kv_type], head_dim // 8, head_dim % 8
+    pos, page_size = k.load_i32(field("positions") + (k.chunk << 2)), field("page_size")
+    table = k.load_i64(field("tables") + (k.chunk << 3))
+    page = k.load_i32(table + (k.div(pos, page_size) << 2))
+    to = field("arena") + page * field("page_bytes") + field("layer_off")
+    to += k.rem(pos, page_size) * (head_dim * size)
+    step = (page_size - 1) * (head_dim * size)          # from a vector's end to the next head's
+    if kv_type == "f16":
+        top, bottom = k.const_f32x8(F16_MAX), k.const_f32x8(-F16_MAX)
+
+    def convert(v, pointer):
+        if kv_type == "f32":
+            k.store_f32x8(pointer, v)
+        else:
+            k.store_f16x8(pointer, k.min_f32(top, k.max_f32(bottom, v)))
+
+    for name in ("k", "v"):
+        x = field.row(name, k.chunk)
+        with k.loop(field("n_kv_heads")):
+            with k.loop(full):
+                convert(k.load_f32x8(x), to)
+                x += 32
+                to += 8 * size
+            if rest:
+                convert(k.load_f32_n(x, k.imm(rest)), k.scratch)
+                _copy_bytes(k, to, 0, k.scratch, 0, rest * size)
+                x += 4 * rest
+                to += rest * size
+            to += step
+
+
+# Attention.  A unit of work is a few rows times a few query heads that share one kv head.
+# Rows of the unit that lie next to each other and belong to one sequence form a run.  For a
+# run, chunk after chunk of 64 positions:
+#
+#   1. keys and values of the chunk are brought from the pages to the scratch, as float32:
+#      one after another, whatever the pages' size and type, short vectors filled with zeros;
+#   2. each (row, head) of the run attends to the chunk (attend_chunk), and
+#   3. merges what it found into its state: m, l and the sum o (merge_chunks).
+#
+# Bringing a chunk costs as much as one (row, head) spends on it, so a unit should have
+# several.  A state that has seen nothing is m = LOWEST, l = 0, o = 0: merging a chunk into it
+# gives that chunk's own m, l and o, to the bit, as exp(0) = 1 and 0 * exp(-87) + y = y.
+#
+# Scores are taken for eight keys at once: eight accumulators, a multiplication and an
+# addition a vector of key.  Then three levels of pairwise additions turn eight vectors of
+# lane sums into one vector of eight scores, in the order of tree_sum.
+
+LOWEST = f32(-3.4028234663852886e38)        # the lowest finite float32
+ATTENTION_PAIRS = 64                        # rows * heads of a unit, at most
+
+
+class AttentionScratch:
+    """What lies where in the scratch of attention: byte offsets.
+
+    row_bytes: of a key or value, padded to whole vectors
+    state: m (in eight lanes), l (in eight lanes), o (padded)
+    """
+
+    FRAME = ("head", "row", "n_rows", "table", "lowest", "highest", "back", "k_addr", "v_step",
+             "pos", "last", "before", "after")
+
+    def __init__(self, head_dim):
+        self.n_vectors = -(-head_dim // 8)
+        self.row_bytes = 32 * self.n_vectors
+        self.keys = 0
+        self.values = self.keys + CHUNK * self.row_bytes
+        self.scores = self.values + CHUNK * self.row_bytes
+        self.spare = self.scores + 4 * CHUNK
+        frame = self.spare + 32
+        self.frame = {name: frame + 8 * i for i, name in enumerate(self.FRAME)}
+        self.states = (frame + 8 * len(self.FRAME) + 63) & -64
+        self.m, self.l, self.o = self.states, self.states + 32, self.states + 64
+        self.state_bytes = 64 + self.row_bytes
+        self.n_bytes = self.states + ATTENTION_PAIRS * self.state_bytes
+
+
+def attention_scratch_bytes(head_dim):
+    """Return how many bytes of scratch a thread needs for attention."""
+    return AttentionScratch(head_dim).n_bytes
+
+
+def emit_attention(k, kv_type, head_dim, cap=False):
+    """Emit Reference.attention, the part behind the store, for `rows` rows and `heads` heads.
+
+    q, out: f32 (R, n_heads * head_dim)   tables: i64 (n_rows,), addresses   positions: i32
+    arena .. page_size: as in emit_kv_store   window: 0 for all   sinks: f32 (n_heads,) or 0
+    chunk = block of rows * (n_heads / heads) + block of heads; heads divides n_heads /
+    n_kv_heads, and rows * heads <= ATTENTION_PAIRS.  cap: build with softcap, by cap_bits.
+    """
+    at = AttentionScratch(head_dim)
+    field = Fields(k, "q", "q_row_bytes", "out", "out_row_bytes", "tables", "positions", "arena",
+                   "page_bytes", "layer_off", "page_size", "n_heads", "n_kv_heads", "scale_bits",
+                   "window", "cap_bits", "sinks", "n_rows", "rows", "heads")
+
+    def get(name):
+        return k.load_i64(k.scratch, at.frame[name])
+
+    def put(name, value):
+        k.store_i64(k.scratch, value, at.frame[name])
+
+    tools = k, at, field, get, put
+    row_left = _attention_unit(*tools, head_dim * VALUE_BYTES[kv_type])
+    with k.while_(row_left, ">", 0):
+        _attention_run(*tools, row_left)
+        pos = get("lowest") & -8
+        put("pos", pos)
+        left = get("highest") + 1 - pos
+        with k.while_(left, ">", 0):
+            put("last", k.min(get("pos") | (CHUNK - 1), get("highest")))
+            _attention_load(*tools, kv_type, head_dim)
+            _attention_rows(*tools, head_dim, cap)
+            pos = get("last") + 1
+            put("pos", pos)
+            k.sub(get("highest") + 1, pos, to=left)
+        _attention_finish(*tools, head_dim)
+        put("row", get("row") + get("n_rows"))
+        k.sub(row_left, get("n_rows"), to=row_left)
+
+
+def _attention_unit(k, at, field, get, put, vector_bytes):
+    """Emit what is the same for the whole unit; return the register of the number of its rows.
+
+    back: positions a row looks back   k_addr: where the kv head's keys begin in page 0
+    v_step: from a key to its value
+    """
+    blocks = k.div(field("n_heads"), field("heads"))
+    row, head = k.div(k.chunk, blocks) * field("rows"), k.rem(k.chunk, blocks) * field("heads")
+    put("row", row)
+    put("head", head)
+    back = field("window")
+    with k.if_(back, "==", 0):
+        k.mov(back, 2**40)
+    put("back", back)
+    kv_head = k.div(head, k.div(field("n_heads"), field("n_kv_heads")))
+    plane = field("page_size") * vector_bytes
+    put("k_addr", field("arena") + field("layer_off") + kv_head * plane)
+    put("v_step", field("n_kv_heads") * plane)
+    k.store_f32x8(k.scratch, k.zero_f32x8(), at.spare)
+    return k.min(field("n_rows") - row, field("rows"))
+
+
+def _attention_run(k, at, field, get, put, row_left):
+    """Emit the search for the rows from `row` that share a table, and clear their states.
+
+    n_rows: how many   lowest, highest: the positions that one or another of them sees
+    """
+    row = get("row")
+    tables, positions = field("tables") + (row << 3), field("positions") + (row << 2)
+    table, n_rows = k.load_i64(tables), k.imm(0)
+    lowest, highest, left = k.imm(2**40), k.imm(-1), k.copy(row_left)
+    with k.while_(left, ">", 0):
+        with k.if_(k.load_i64(tables), "==", table):
+            pos = k.load_i32(positions)
+            k.min(lowest, k.max(pos + 1 - get("back"), 0), to=lowest)
+            k.max(highest, pos, to=highest)
+            n_rows += 1
+            tables += 8
+            positions += 4
+            left -= 1
+        with k.else_():
+            k.mov(left, 0)
+    for name, value in (("table", table), ("n_rows", n_rows), ("lowest", lowest),
+                        ("highest", highest)):
+        put(name, value)
+    state, zero = k.copy(k.scratch), k.zero_f32x8()
+    with k.loop(n_rows * field("heads")):
+        k.store_f32x8(state, k.const_f32x8(LOWEST), at.m)
+        for disp in range(at.l, at.o + at.row_bytes, 32):
+            k.store_f32x8(state, zero, disp)
+        state += at.state_bytes
+
+
+def _attention_load(k, at, field, get, put, kv_type, head_dim):
+    """Emit the copy of the keys and values of positions pos..last, eight at a time.
+
+    A page holds a multiple of eight, so eight positions from a multiple of eight on lie in
+    one page, next to each other.
+    """
+    size, full, rest = VALUE_BYTES[kv_type], head_dim // 8, head_dim % 8
+    load = k.load_f16x8 if kv_type == "f16" else k.load_f32x8
+    pos, page_size = get("pos"), field("page_size")
+    slot, entry = k.rem(pos, page_size), get("table") + (k.div(pos, page_size) << 2)
+    to = k.scratch + (pos & (CHUNK - 1)) * at.row_bytes
+    with k.loop(((get("last") - pos) >> 3) + 1):
+        keys = k.load_i32(entry) * field("page_bytes") + get("k_addr") + slot * (head_dim * size)
+        values = keys + get("v_step")
+        if rest == 0:
+            with k.loop(head_dim // 4):         # head_dim vectors are eight positions
+                for i in range(4):
+                    k.store_f32x8(to, load(keys, 8 * size * i), at.keys + 32 * i)
+                    k.store_f32x8(to, load(values, 8 * size * i), at.values + 32 * i)
+                for pointer, n_bytes in ((keys, 32 * size), (values, 32 * size), (to, 128)):
+                    k.add(pointer, n_bytes, to=pointer)
+        else:
+            with k.loop(8):
+                for source, disp in ((keys, at.keys), (values, at.values)):
+                    for i in range(full):
+                        k.store_f32x8(to, load(source, 8 * size * i), disp + 32 * i)
+                    _copy_bytes(k, k.scratch, at.spare, source, 8 * size * full, rest * size)
+                    k.store_f32x8(to, load(k.scratch, at.spare), disp + 32 * full)
+                    k.add(source, head_dim * size, to=source)
+                to += at.row_bytes
+        slot += 8
+        with k.if_(slot, ">=", page_size):
+            k.mov(slot, 0)
+            entry += 4
+
+
+def _attention_rows(k, at, field, get, put, head_dim, cap):
+    """Emit steps 2 and 3 for each (row, head) of the run that sees some of the chunk."""
+    with k.loop(get("n_rows")) as rows_left:
+        i = get("n_rows") - rows_left
+        row = get("row") + i
+        pos = k.load_i32(field("positions") + (row << 2))
+        first = k.max(k.max(pos + 1 - get("back"), 0), get("pos"))
+        last = k.min(pos, get("last"))
+        with k.if_(first, "<=", last):
+            put("before", first - 1)
+            put("after", last + 1)
+            state = k.scratch + i * field("heads") * at.state_bytes
+            q = field.row("q", row) + get("head") * (4 * head_dim)
+            with k.loop(field("heads")):
+                top = _attention_scores(k, at, field, get, q, head_dim, cap)
+                a, b = _attention_softmax(k, at, get, state, top)
+                _attention_values(k, at, get, state, a, b)
+                q += 4 * head_dim
+                state += at.state_bytes
+
+
+def _attention_groups(k, get):
+    """Emit (index in the chunk, number) of the groups of eight positions that a row sees."""
+    first, last = (get("before") + 1) >> 3, (get("after") - 1) >> 3
+    return first & (CHUNK // 8 - 1), last - first + 1
+
+
+def _attention_scores(k, at, field, get, q, head_dim, cap):
+    """Emit the scores of one (row, head): LOWEST where it does not see; return their maximum."""
+    full, rest = head_dim // 8, head_dim % 8
+    unroll = max(u for u in (1, 2, 3, 4, 8) if full % u == 0)
+    group, n_groups = _attention_groups(k, get)
+    keys, scores = k.scratch + group * (8 * at.row_bytes), k.scratch + (group << 5)
+    pos = k.splat_i32((get("before") + 1) & -8) + k.const_i32x8(range(8))
+    top = k.const_f32x8(LOWEST)
+    with k.loop(n_groups):
+        sums = [k.zero_f32x8() for _ in range(8)]
+
+        def accumulate(part, disp):
+            for i in range(8):
+                key = k.load_f32x8(keys, at.keys + i * at.row_bytes + disp)
+                sums[i] += k.mul_f32(key, part, to=key)
+
+        query = k.copy(q)
+        with k.loop(full // unroll):
+            for t in range(unroll):
+                accumulate(k.load_f32x8(query, 32 * t), 32 * t)
+            query += 32 * unroll
+            keys += 32 * unroll
+        if rest:
+            accumulate(k.load_f32_n(query, k.imm(rest)), 0)
+        keys += 8 * at.row_bytes - 32 * full
+        s = _eight_sums(k, sums) * field.number("scale_bits")
+        if cap:
+            s = _softcap(k, s, field.number("cap_bits"))
+        after = k.cmpgt_i32(pos, k.broadcast_i32x8(k.scratch, at.frame["before"]))
+        before = k.cmpgt_i32(k.broadcast_i32x8(k.scratch, at.frame["after"]), pos)
+        s = k.select(after & before, s, k.const_f32x8(LOWEST)).f32
+        k.max_f32(top, s, to=top)
+        k.store_f32x8(scores, s, at.scores)
+        scores += 32
+        k.add_i32(pos, k.const_i32x8(8), to=pos)
+    return k.hmax_f32(top)
+
+
+def _eight_sums(k, v):
+    """Emit the vector whose lane i is tree_sum of the lanes of v[i]."""
+    low = k.hadd_f32(k.hadd_f32(v[0], v[1]), k.hadd_f32(v[2], v[3]))
+    high = k.hadd_f32(k.hadd_f32(v[4], v[5]), k.hadd_f32(v[6], v[7]))
+    return k.halves(low, high, 0, 2) + k.halves(low, high, 1, 3)
+
+
+def _attention_softmax(k, at, get, state, m):
+    """Emit p = exp(score - m) and the new m and l of the state; return merge_chunks' a and b.
+
+    An unseen position has p = 0.  a and b are exponentials of two lanes of one vector.
+    """
+    group, n_groups = _attention_groups(k, get)
+    scores, total = k.scratch + (group << 5), k.zero_f32x8()
+    with k.loop(n_groups):
+        s = k.load_f32x8(scores, at.scores)
+        p = emit_exp(k, s - m) & k.cmp_f32(s, ">", k.const_f32x8(LOWEST))
+        k.store_f32x8(scores, p, at.scores)
+        k.add_f32(total, p, to=total)
+        scores += 32
+    old = k.load_f32x8(state, at.m)
+    new = k.max_f32(old, m)
+    both = emit_exp(k, k.blend_i32(old - new, m - new, 0b10))
+    a, b = k.broadcast_lane(both, 0), k.broadcast_lane(both, 1)
+    k.store_f32x8(state, new, at.m)
+    k.store_f32x8(state, k.load_f32x8(state, at.l) * a + k.hsum_f32(total) * b, at.l)
+    return a, b
+
+
+def _attention_values(k, at, get, state, a, b):
+    """Emit o = o * a + (sum over visible positions of p * value) * b, 64 dimensions at a time."""
+    for start in range(0, at.n_vectors, 8):
+        tile = range(start, min(start + 8, at.n_vectors))
+        index = (get("before") + 1) & (CHUNK - 1)
+        values, probs = k.scratch + index * at.row_bytes, k.scratch + (index << 2)
+        sums = [k.zero_f32x8() for _ in tile]
+        with k.loop(get("after") - get("before") - 1):
+            p = k.broadcast_f32x8(probs, at.scores)
+            for t, o in zip(tile, sums):
+                v = k.load_f32x8(values, at.values + 32 * t)
+                o += k.mul_f32(v, p, to=v)
+            values += at.row_bytes
+            probs += 4
+        for t, o in zip(tile, sums):
+            old = k.load_f32x8(state, at.o + 32 * t)
+            k.store_f32x8(state, old * a + o * b, at.o + 32 * t)
+
+
+def _attention_finish(k, at, field, get, put, head_dim):
+    """Emit the sink, if there are sinks, and out = o / l, for each (row, head) of the run."""
+    state = k.copy(k.scratch)
+    with k.loop(get("n_rows")) as rows_left:
+        head = get("head")
+        out = field.row("out", get("row") + get("n_rows") - rows_left) + head * (4 * head_dim)
+        with k.loop(field("heads")):
+            a, l, sinks = k.const_f32x8(1.0), k.load_f32x8(state, at.l), field("sinks")
+            with k.if_(sinks, "!=", 0):
+                m, sink = k.load_f32x8(state, at.m), k.broadcast_f32x8(sinks + (head << 2))
+                top = k.max_f32(m, sink)
+                both = emit_exp(k, k.blend_i32(m - top, sink - top, 0b10))
+                k.mov(a, k.broadcast_lane(both, 0))
+                k.mov(l, l * a + k.broadcast_lane(both, 1))
+            inverse = k.const_f32x8(1.0) / l
+            for t in range(at.n_vectors):
+                lanes = k.imm(head_dim % 8) if 8 * (t + 1) > head_dim else None
+                o = k.load_f32x8(state, at.o + 32 * t) * a
+                _store(k, out, o * inverse, lanes, 32 * t)
+            head += 1
+            out += 4 * head_dim
+            state += at.state_bytes
+
+
+# For sampling.  Python is too slow to look at each of 262144 logits; these leave it few.
+
+def emit_argmax(k):
+    """Emit argmax(x), the largest value, and whether any is not finite.  A chunk is one row.
+
+    x: f32 (R, n), n >= 1   out: (R, 16) bytes: i32 index, f32 value, i32 not finite (0 or 1), 0
+    Each lane keeps its largest value and where it first met it.  Index and value mean
+    nothing if some value is not finite.
+    """
+    field = Fields(k, "x", "x_row_bytes", "n", "out")
+    x, far = field.row("x", k.chunk), k.const_i32x8(2**31 - 1)
+    best, index, wild = k.const_f32x8(LOWEST), k.zero_i32x8(), k.zero_i32x8()
+    here = k.const_i32x8(range(8))
+
+    def body(lanes):
+        v = _load(k, x, lanes)
+        not_finite = k.cmpgt_i32(v & far, k.const_i32x8(0x7F7FFFFF))
+        k.or_(wild, not_finite, to=wild)
+        if lanes is not None:
+            v = k.select(_first_lanes(k, lanes), v, k.const_f32x8(LOWEST)).f32
+        k.select(k.cmp_f32(v, ">", best), here, index, to=index)
+        k.max_f32(v, best, to=best)
+        k.add_i32(here, k.const_i32x8(8), to=here)
+
+    _each_vector(k, field("n"), ((x, 32),), body)
+    top = k.hmax_f32(best)
+    first = far - k.hmax_u32(far - index & k.cmp_f32(best, "==", top))
+    out = field("out") + (k.chunk << 4)
+    k.store_i32(out, k.extract_i32(first, 0))
+    k.store_f32(out, top, 4)
+    k.store_i64(out, k.extract_i32(k.hsum_i32(wild), 0) >> 63 & 1, 8)
+
+
+def emit_compact(k):
+    """Emit the list of the elements of a row that are >= its threshold.  A chunk is one row.
+
+    x: f32 (R, n)   threshold: f32 (R,)   -> values: f32, indices: i32, both (R, capacity), and
+    counts: i64 (R,).  In order of index; all are counted, the first `capacity` are written.
+    64 elements at once are passed over where none qualifies, which is nearly everywhere.
+    """
+    field = Fields(k, "x", "x_row_bytes", "n", "threshold", "values", "indices", "capacity",
+                   "counts")
+    x, n = field.row("x", k.chunk), field("n")
+    threshold = k.broadcast_f32x8(field("threshold") + (k.chunk << 2))
+    start = k.chunk * field("capacity") << 2
+    values, indices = field("values") + start, field("indices") + start
+    count, index = k.imm(0), k.imm(0)
+
+    def look_at_each(n):
+        with k.loop(n):
+            v = k.load_f32(x)
+            with k.if_(k.extract_i32(k.cmp_f32(v, ">=", threshold), 0), "!=", 0):
+                with k.if_(count, "<", field("capacity")):
+                    k.store_f32(values, v)
+                    k.store_i32(indices, index)
+                    k.add(values, 4, to=values)
+                    k.add(indices, 4, to=indices)
+                k.add(count, 1, to=count)
+            k.add(x, 4, to=x)
+            k.add(index, 1, to=index)
+
+    with k.loop(n >> 6):
+        top = k.const_f32x8(LOWEST)
+        for i in range(8):
+            k.max_f32(k.load_f32x8(x, 32 * i), top, to=top)
+        found = k.hsum_i32(k.cmp_f32(top, ">=", threshold))
+        with k.if_(k.extract_i32(found, 0), "!=", 0):
+            look_at_each(k.imm(64))
+        with k.else_():
+            x += 256
+            index += 64
+    look_at_each(n & 63)
+    k.store_i64(field("counts") + (k.chunk << 3), count)
+
+
+# ---------------------------------------------------------------------------------------
+# 5.7 Programs and threads
 
 
 # ---------------------------------------------------------------------------------------
@@ -2831,19 +6239,24 @@ class Reference:
 KV_TYPES = ("f32", "f16")
 
 
+def check_page_size(page_size):
+    """Refuse a page size that would cut a chunk of attention unevenly."""
+    if page_size < 8 or (CHUNK % page_size and page_size % CHUNK):
+        raise KshipraError(f"page size {page_size} is not 8, 16, 32 or a multiple of {CHUNK}")
+
+
 class PagePool:
     """An arena of n_pages pages, lent out by number and counted.
 
     layers: one (n_kv_heads, head_dim) for each layer
-    page_size: positions in a page, a power of two of at least 8, or a multiple of CHUNK
+    page_size: positions in a page: 8, 16, 32 or a multiple of CHUNK
     refs[page]: how many tables hold the page
     """
 
     def __init__(self, layers, n_pages, page_size, kv_type="f16"):
         if kv_type not in KV_TYPES:
             raise KshipraError(f"kv_type {kv_type!r} is unknown; use one of {', '.join(KV_TYPES)}")
-        if page_size < 8 or (CHUNK % page_size and page_size % CHUNK):
-            raise KshipraError(f"page size {page_size} is not 8, 16, 32 or a multiple of {CHUNK}")
+        check_page_size(page_size)
         self.page_size, self.kv_type, self.n_pages = page_size, kv_type, n_pages
         self.value_bytes = 4 if kv_type == "f32" else 2
         self.layers, self.layer_offs, page_bytes = layers, [], 0
@@ -2961,12 +6374,10 @@ class Sequence:
 
         One token is always left over: its logits have to be computed.
         """
-        n = 0
-        for a, b in zip(self.tokens, tokens[:-1]):
-            if a != b:
-                break
-            n += 1
-        return n
+        n = min(len(self.tokens), len(tokens) - 1)
+        if self.tokens[:n] == tokens[:n]:       # the usual case, at C speed
+            return n
+        return next(i for i in range(n) if self.tokens[i] != tokens[i])
 
 
 # ---------------------------------------------------------------------------------------
@@ -3074,6 +6485,12 @@ KEYS = {    # hyperparameter: its key in GGUF, and its keys in config.json
 # 7.2 Hyperparameters
 
 DEFAULT_CTX = 8192                      # positions, where the model was trained for more
+GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
+CONFIG_MUST_BE = {  # keys of config.json that would change the answer, were they anything else
+    "partial_rotary_factor": 1, "use_bidirectional_attention": False, "use_sliding_window": False,
+    "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True,
+    "add_cross_attention": False,
+}
 
 
 class Hparams:
@@ -3114,14 +6531,18 @@ class Hparams:
                       f"keys and values must be equally wide, here {self.head_dim}")
         self.ffn = self.integer("ffn", 4 * self.hidden if self.arch_name == "gpt2" else None)
         self.n_ctx = self.integer("n_ctx")
-        self.eps = f32(self.number("rms_eps" if self.arch.norm == "rms" else "layer_eps"))
-        self.attn_cap = f32(self.number("attn_cap", 0.0))
-        self.final_cap = f32(self.number("final_cap", 0.0))
-        scalar = self.number("query_scalar", float(self.head_dim))
-        self.attn_scale = f32(1 / math.sqrt(scalar if self.arch.gemma else self.head_dim))
+        eps = "rms_eps" if self.arch.norm == "rms" else "layer_eps"
+        self.eps = f32(self.number(eps))
+        if not self.eps:
+            self.fail(eps, self.get(eps), "it must be above 0, or a row of zeros has no norm")
+        cap = None if self.arch_name == "gemma2" else 0.0       # None: must be in the file
+        self.attn_cap = f32(self.number("attn_cap", cap))
+        self.final_cap = f32(self.number("final_cap", cap))
+        self.attn_scale = f32(1 / math.sqrt(self._query_scalar()))
         self.embed_scale = f32(math.sqrt(self.hidden)) if self.arch.gemma else 1.0
         self.window = self._window()
-        self.check_activation()
+        if not self.is_gguf:
+            self._check_config()
 
     def get(self, name, default=None):
         """Return a hyperparameter as it stands in the file, or the default."""
@@ -3129,12 +6550,22 @@ class Hparams:
         if self.is_gguf:
             value = self.numbers.get(f"{self.arch_name}.{gguf_key}") if gguf_key else None
             return default if value is None else value
-        rope = self.numbers.get("rope_parameters")
-        for key in config_keys:
-            for place in (self.numbers, rope if isinstance(rope, dict) else {}):
+        kind = "sliding_attention" if name == "local_base" else "full_attention"
+        for place in (self.numbers, self.rope_parameters(kind)):
+            for key in config_keys:
                 if place.get(key) is not None:
                     return place[key]
         return default
+
+    def rope_parameters(self, kind="full_attention"):
+        """Return rope_parameters of config.json, which may hold one object per kind of layer."""
+        rope = self.numbers.get("rope_parameters") or {}
+        part = rope.get(kind, rope) if isinstance(rope, dict) else rope
+        if not isinstance(part, dict):
+            raise KshipraError(f"rope_parameters is {_quote(rope)}, not an object", self.path)
+        if kind == "sliding_attention" and part is not rope:
+            part = {"rope_local_base_freq": part.get("rope_theta")}
+        return part
 
     def fail(self, name, value, why):
         """Raise the error that a hyperparameter's value deserves."""
@@ -3155,18 +6586,31 @@ class Hparams:
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             self.fail(name, value, "a number is needed" if value is not None else "it is missing")
-        if not (math.isfinite(value) and 0 <= value < 1e30):
+        if not 0 <= value < 1e30:
             self.fail(name, value, "a finite number that is not negative is needed")
         return float(value)
 
     def _window(self):
         """Return the sliding window, 0 for none."""
         if self.arch_name == "qwen2" or self.arch_name == "qwen3":
-            if not self.is_gguf and self.numbers.get("use_sliding_window"):
-                raise KshipraError("use_sliding_window is not supported for this architecture",
-                                   self.path)
-            return 0
-        return self.integer("window", 0)
+            return 0                    # the key is there, and switched off
+        return self.integer("window", None if self.arch.window_every else 0)
+
+    def _query_scalar(self):
+        """Return the number whose root the scores are divided by: head_dim, but for Gemma.
+
+        A GGUF does not hold it; of the published models only the 27B ones differ from head_dim.
+        Source: llama.cpp, llama-model.cpp, f_attention_scale.
+        """
+        if not self.arch.window_every:
+            return self.head_dim
+        if self.is_gguf:
+            return self.hidden / self.n_heads \
+                if GEMMA_27B_LAYERS[self.arch_name] == self.n_layers else self.head_dim
+        scalar = self.number("query_scalar")
+        if not scalar:
+            self.fail("query_scalar", scalar, "it must be above 0")
+        return scalar
 
     def layer_window(self, i):
         """Return how many positions layer i looks back, itself included; 0 for all."""
@@ -3184,18 +6628,30 @@ class Hparams:
                                "that this model has learned; use a smaller --ctx-size", self.path)
         return ctx_size
 
-    def check_activation(self):
-        """Refuse a config.json whose activation is not this architecture's."""
-        if self.is_gguf:
-            return
-        kind = self.numbers.get("hidden_activation") or self.numbers.get("hidden_act") \
-            or self.numbers.get("activation_function")
-        known = {"silu": ("silu", "swish"), "gelu": ("gelu_new", "gelu_pytorch_tanh")}
-        # The first Gemma's configs say "gelu" but were trained with the tanh form.
-        if kind is not None and kind not in known[self.arch.act] and not (
-                self.arch.gemma and kind == "gelu"):
-            raise KshipraError(f"hidden_act is {kind!r}; {self.arch_name} is supported with "
-                               f"{known[self.arch.act][0]!r} only", self.path)
+    def _check_config(self):
+        """Refuse a config.json that asks for something which nothing here would compute."""
+        for key, need in CONFIG_MUST_BE.items():
+            self._must_be(key, (None, need))
+        known = {"silu": ("silu", "swish"), "gelu": ("gelu_new", "gelu_pytorch_tanh")}[
+            self.arch.act]
+        if self.arch.gemma:             # the first configs say "gelu" but mean the tanh form
+            known += ("gelu",)
+        key = next((k for k in ("hidden_activation", "hidden_act", "activation_function")
+                    if self.numbers.get(k)), "hidden_act")
+        self._must_be(key, (None,) + known)
+        for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+            self._must_be(key, (None, self.arch.window_every or None))
+        kinds = self.numbers.get("layer_types")
+        if isinstance(kinds, list):     # no list of our own: n_layers may be a lie
+            known = ["sliding_attention" if self.layer_window(i) else "full_attention"
+                     for i in range(len(kinds))]
+            self._must_be("layer_types", (None, known))
+
+    def _must_be(self, key, known):
+        value = self.numbers.get(key)
+        if value not in known:
+            raise KshipraError(f"{key} is {_quote(value)}; {self.arch_name} is supported with "
+                               f"{_quote(known[1])} only", self.path)
 
 
 # 7.3 Rotary positions.  Each pair of a head turns by position * frequency.  Stretching a
@@ -3227,10 +6683,13 @@ class RopeTable:
 def rope_scaling(hp):
     """Return the scaling as a dict of Hugging Face's names, whatever the file; {} for none."""
     if not hp.is_gguf:
-        scaling = hp.numbers.get("rope_scaling") or hp.numbers.get("rope_parameters") or {}
+        scaling = hp.numbers.get("rope_scaling") or hp.rope_parameters()
         if not isinstance(scaling, dict):
             raise KshipraError(f"rope_scaling is {scaling!r}, not an object", hp.path)
         kind = scaling.get("rope_type", scaling.get("type", "default"))
+        more = sorted(set(scaling) & {"mscale", "mscale_all_dim"})
+        if more:
+            raise KshipraError(f"rope scaling {kind!r} with {more[0]} is not supported", hp.path)
         return {} if kind == "default" else dict(scaling, rope_type=kind)
     prefix = f"{hp.arch_name}.rope.scaling."
     get = hp.numbers.get
@@ -3247,9 +6706,9 @@ def rope_scaling(hp):
 def _scaling_number(hp, scaling, key, default=None):
     value = scaling.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e30:
-        raise KshipraError(f"rope scaling {scaling['rope_type']!r} has {key} = {value!r}; a "
-                           "positive number is needed", hp.path)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1e-9 < value < 1e12:
+        raise KshipraError(f"rope scaling {scaling['rope_type']!r} has {key} = {_quote(value)}; "
+                           "a positive number is needed", hp.path)
     return value
 
 
@@ -3262,6 +6721,9 @@ def scale_llama3(hp, scaling, freqs):
     """
     factor, low, high, original = (_scaling_number(hp, scaling, key) for key in (
         "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"))
+    if not low < high:
+        raise KshipraError(f"rope scaling 'llama3' has low_freq_factor = {low} and "
+                           f"high_freq_factor = {high}; the first must be smaller", hp.path)
     out = []
     for f in freqs:
         turns = original * f / (2 * math.pi)          # over the original context
@@ -3283,8 +6745,11 @@ def scale_yarn(hp, scaling, freqs, base):
         """Return the (fractional) pair that makes so many turns over the original context."""
         return n_rot * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    low = max(0, math.floor(pair_with(_scaling_number(hp, scaling, "beta_fast", 32.0))))
-    high = min(n_rot - 1, math.ceil(pair_with(_scaling_number(hp, scaling, "beta_slow", 1.0))))
+    low = pair_with(_scaling_number(hp, scaling, "beta_fast", 32.0))
+    high = pair_with(_scaling_number(hp, scaling, "beta_slow", 1.0))
+    if scaling.get("truncate") is not False:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(0, low), min(n_rot - 1, high)
     out = []
     for i, f in enumerate(freqs):
         stretch = min(1.0, max(0.0, (i - low) / max(high - low, 0.001)))
@@ -3303,9 +6768,11 @@ def rope_table(hp, base, scaling, factors=None):
     n_rot = hp.integer("n_rot", hp.head_dim)
     if n_rot % 2 or n_rot > hp.head_dim:
         hp.fail("n_rot", n_rot, f"an even number of at most {hp.head_dim} is needed")
+    if not 1 < base < 1e12:
+        hp.fail("rope_base", base, "a number above 1 is needed")
     freqs = [base ** (-2 * i / n_rot) for i in range(n_rot // 2)]
     if factors is not None:
-        if len(factors) != len(freqs) or min(factors) <= 0:
+        if len(factors) != len(freqs) or not all(1e-9 < c < 1e9 for c in factors):
             raise KshipraError(f"tensor 'rope_freqs.weight' holds {len(factors)} factors; "
                                f"{len(freqs)} positive ones are needed", hp.path)
         freqs = [f / c for f, c in zip(freqs, factors)]
@@ -3526,10 +6993,11 @@ class Engine:
         self.weights = load_weights(checkpoint, hp)
         self.ctx_size = hp.check_ctx(ctx_size)
         scaling = rope_scaling(hp)
-        base = hp.number("rope_base", 10000.0)
-        local_base = hp.number("local_base", 10000.0)
         full = local = None
         if hp.arch.rope is not None:
+            # Gemma 3's own default is another one, so there it has to be in the file.
+            base = hp.number("rope_base", None if hp.arch_name == "gemma3" else 10000.0)
+            local_base = hp.number("local_base", 10000.0)
             full = rope_table(hp, base, scaling, self.weights.rope_freqs)
             local = full
             if hp.arch_name == "gemma3":        # local layers have a base of their own, unscaled
@@ -3538,6 +7006,8 @@ class Engine:
         self.attentions = [Attention(hp.n_heads, hp.n_kv_heads, hp.head_dim, hp.attn_scale,
                                      hp.layer_window(i), hp.attn_cap)
                            for i in range(hp.n_layers)]
+        if page_size is not None:
+            check_page_size(page_size)
         self.kv_type, self.page_size = kv_type, page_size
         self.new_cache()
 
@@ -3558,19 +7028,19 @@ class Engine:
         """
         if wanted is None:
             wanted = range(len(rows))
+        if not rows:
+            return []
+        lengths = {id(seq): (seq, len(seq.tokens)) for _, _, seq in rows}
         try:
             for token, pos, seq in rows:
                 self._append(token, pos, seq)
             logits = self.ops.run(forward, self, Batch(rows, list(wanted), self.cache))
+            for row in logits:
+                check_finite(row)
         except BaseException:           # leave each sequence as it was
-            for token, pos, seq in reversed(rows):
-                if pos < len(seq.tokens):
-                    seq.truncate(pos)
+            for seq, length in lengths.values():
+                seq.truncate(length)
             raise
-        for row in logits:
-            if not math.isfinite(sum(row)):
-                raise KshipraError("the logits are not finite; the model's weights are damaged, "
-                                   "so fetch it again")
         return logits
 
     def _append(self, token, pos, seq):
@@ -3605,16 +7075,14 @@ PENALTY_WINDOW = 64                     # the penalty looks at so many of the la
 
 
 def penalize(logits, tokens, penalty):
-    """Return logits with those of `tokens` made less likely: divided, or multiplied below 0."""
+    """Return logits with those of `tokens` made less likely: divided, or multiplied below 0.
+
+    A token beyond the logits (padding, in a prompt of ids) has none to change.
+    """
     out = array("f", logits)
-    for t in set(tokens):
+    for t in {t for t in tokens if t < len(out)}:
         out[t] = out[t] / penalty if out[t] > 0 else out[t] * penalty
     return out
-
-
-def keep_top_k(candidates, k):
-    """Return the k first candidates; 0 keeps all.   candidates: (logit, token), best first"""
-    return candidates[:k] if k else candidates
 
 
 def keep_top_p(candidates, p):
@@ -3634,16 +7102,24 @@ def keep_min_p(candidates, p):
     return [c for c, weight in zip(candidates, weights) if weight >= p] or candidates[:1]
 
 
+def largest(logits, k):
+    """Return the indices of the k largest logits, the largest first, equal ones in order."""
+    if k < len(logits) // 8:
+        return heapq.nlargest(k, range(len(logits)), key=logits.__getitem__)
+    return sorted(range(len(logits)), key=logits.__getitem__, reverse=True)[:k]
+
+
 class Sampler:
     """Chooses tokens; owns its random numbers, so requests do not disturb each other.
 
     temperature: 0 for greedy   top_k: 0 for all   top_p: 1 for all   min_p: 0 for all
     repeat_penalty: 1 for none   seed: None for a new one each time
+    largest: what finds the largest logits; a backend may have something quicker
     Raises KshipraError for a value outside its range.
     """
 
     def __init__(self, temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, repeat_penalty=1.0,
-                 seed=None):
+                 seed=None, largest=largest):
         for name, value, low, high in (
                 ("temperature", temperature, 0, math.inf), ("top_k", top_k, 0, math.inf),
                 ("top_p", top_p, 0, 1), ("min_p", min_p, 0, 1),
@@ -3651,16 +7127,23 @@ class Sampler:
             if isinstance(value, bool) or not isinstance(value, (int, float)) \
                     or not low <= value <= high or value == math.inf:
                 raise KshipraError(f"{name} is {value!r}; a number of {low} to {high} is needed")
+        if top_k != int(top_k):
+            raise KshipraError(f"top_k is {top_k!r}; a whole number is needed")
         self.temperature, self.top_k, self.top_p = temperature, int(top_k), top_p
         self.min_p, self.repeat_penalty = min_p, repeat_penalty
-        self.random = random.Random(seed)
+        self.random, self.largest = random.Random(seed), largest
 
     def __call__(self, logits, past, n_vocab=None):
         """Return the next token.
 
         logits: array('f')   past: the tokens so far   n_vocab: ids from here on are padding
         """
-        if n_vocab is not None and n_vocab < len(logits):
+        n_vocab = len(logits) if n_vocab is None else n_vocab
+        if self.temperature == 0 and self.repeat_penalty == 1:
+            best = getattr(logits, "best", n_vocab)     # machine code has looked already
+            if best < n_vocab:
+                return best
+        if n_vocab < len(logits):
             logits = logits[:n_vocab]
         if self.repeat_penalty != 1:
             logits = penalize(logits, past[-PENALTY_WINDOW:], self.repeat_penalty)
@@ -3675,10 +7158,8 @@ class Sampler:
 
     def candidates(self, logits):
         """Return the (logit, token) pairs that the filters leave, best first."""
-        n = self.top_k if 0 < self.top_k < len(logits) else len(logits)
-        order = sorted(range(len(logits)), key=logits.__getitem__, reverse=True) if n > 1000 \
-            else heapq.nlargest(n, range(len(logits)), key=logits.__getitem__)
-        candidates = keep_top_k([(logits[t], t) for t in order], self.top_k)
+        order = self.largest(logits, self.top_k or len(logits))
+        candidates = [(logits[t], t) for t in order]
         return keep_min_p(keep_top_p(candidates, self.top_p), self.min_p)
 
 
@@ -3696,26 +7177,10 @@ class Sampler:
 # Then tokens become text: pieces are held back while they may still be the beginning of a
 # stop string.
 
-def baseline(engine, prompt, choose):
-    """Yield tokens without end, computing every position anew for each.
-
-    prompt: token ids   choose(logits, tokens so far) -> token
-    """
-    tokens = list(prompt)
-    while True:
-        seq = Sequence(engine.cache)
-        try:
-            logits = prefill(engine, seq, tokens)
-        finally:
-            seq.truncate(0)
-        tokens.append(choose(logits, tokens))
-        yield tokens[-1]
-
-
 def prefill(engine, seq, tokens, progress=None):
-    """Append tokens to a sequence, ops.prefill_rows a step; return the last one's logits.
+    """Append tokens to a sequence, engine.prefill_rows a step; return the last one's logits.
 
-    progress(done, total): called before each step
+    progress(done, total): called before each step, and at the end
     """
     start, total, logits = len(seq.tokens), len(tokens), None
     for a in range(0, total, engine.prefill_rows):
@@ -3726,45 +7191,58 @@ def prefill(engine, seq, tokens, progress=None):
         last = a + len(part) == total
         result = engine.step(rows, [len(rows) - 1] if last else [])
         logits = result[0] if last else None
+    if progress:
+        progress(total, total)
     return logits
 
 
-def cached(engine, prompt, choose, seq=None, progress=None):
+def baseline(engine, prompt, choose, seq, progress=None):
+    """Yield tokens without end, computing every position anew for each.
+
+    prompt: token ids   choose(logits, tokens so far) -> token
+    seq: a Sequence; what it holds is dropped
+    """
+    tokens = list(prompt)
+    while True:
+        seq.truncate(0)
+        tokens.append(choose(prefill(engine, seq, tokens, progress), tokens))
+        progress = None
+        yield tokens[-1]
+
+
+def cached(engine, prompt, choose, seq, progress=None):
     """Yield tokens without end, each for one row of work after the prompt.
 
-    seq: a Sequence that may already hold the beginning of the prompt; what differs is dropped
+    seq: a Sequence that may already hold the beginning of the prompt; what differs is dropped.
+    It is looked at anew for each token: should another generation have used it in between,
+    what that one dropped is computed again.
     """
-    own = seq is None
-    seq = Sequence(engine.cache) if own else seq
-    try:
-        seq.truncate(seq.common_prefix(prompt))
-        tokens = list(prompt)
+    tokens = list(prompt)
+    while True:
+        seq.truncate(seq.common_prefix(tokens))
         logits = prefill(engine, seq, tokens[len(seq.tokens):], progress)
-        while True:
-            tokens.append(choose(logits, tokens))
-            yield tokens[-1]
-            logits = engine.step([(tokens[-1], len(tokens) - 1, seq)])[0]
-    finally:
-        if own:
-            seq.truncate(0)
+        tokens.append(choose(logits, tokens))
+        progress = None
+        yield tokens[-1]
 
 
 class StopStrings:
     """Passes text on, but not the stop strings, nor what may become one.
 
-    push(text) -> what may be shown; `found` is then the stop string that ended it, or None
+    push(text) -> what may be shown; `found` is then the stop string that ended it, or None.
+    The stop string that is complete first counts, so how the text is cut does not matter.
     """
 
     def __init__(self, stops):
-        self.stops = [s for s in stops if s]
+        self.stops = stops
         self.held, self.found = "", None
 
     def push(self, text):
         text, self.held = self.held + text, ""
-        hits = [(text.find(s), -len(s), s) for s in self.stops if s in text]
+        hits = [(text.find(s) + len(s), -len(s), s) for s in self.stops if s in text]
         if hits:
-            at, _, self.found = min(hits)
-            return text[:at]
+            end, _, self.found = min(hits)
+            return text[:end - len(self.found)]
         keep = 0
         for s in self.stops:
             for n in range(min(len(s) - 1, len(text)), keep, -1):
@@ -3825,9 +7303,10 @@ class Generation:
                 if self._stops.found:
                     self.finish_reason = "stop"
                     return
-            self.finish_reason = self.finish_reason or "length"
             text = self._stops.push(stream.flush())
             text += "" if self._stops.found else self._stops.flush()
+            if self.finish_reason is None:
+                self.finish_reason = "stop" if self._stops.found else "length"
             if text:
                 yield text
         finally:
@@ -3841,6 +7320,7 @@ class Generation:
 # computes; the command line can do nothing that a caller of `load` could not.
 
 DEVICES = ("auto", "python")
+STRATEGIES = {"cached": cached, "baseline": baseline}
 
 
 class Model(Engine):
@@ -3885,36 +7365,43 @@ class Model(Engine):
 
         prompt: str, or token ids   max_tokens: None for as many as the context holds
         stop: str or several; none of it is shown   ignore_eos: go on after an end token
-        strategy: "cached" or "baseline", as in chapter 9   progress(done, total): called while the prompt is read
+        strategy: "cached" or "baseline", as in chapter 9
+        progress(done, total): called while the prompt is read
         sampling: the parameters of Sampler
         """
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        tokens, limit = self._tokens(ids, max_tokens, strategy, progress, ignore_eos, sampling)
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        if "" in stops:
+            raise KshipraError("a stop string is empty; give at least one character")
+        tokens, limit = self._tokens(ids, max_tokens, strategy, progress, sampling)
         return Generation(tokens, ids, self.tokenizer,
-                          () if ignore_eos else self.tokenizer.stop_ids,
-                          (stop,) if isinstance(stop, str) else stop, limit)
+                          () if ignore_eos else self.tokenizer.stop_ids, stops, limit)
 
     def generate_ids(self, prompt, max_tokens=None, ignore_eos=False, strategy="cached",
                      **sampling):
         """Iterate over token ids, up to and without the end token; parameters as for generate."""
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        tokens, limit = self._tokens(ids, max_tokens, strategy, None, ignore_eos, sampling)
+        tokens, limit = self._tokens(ids, max_tokens, strategy, None, sampling)
         stop_ids = () if ignore_eos else self.tokenizer.stop_ids
         return itertools.takewhile(lambda t: t not in stop_ids, itertools.islice(tokens, limit))
 
-    def _tokens(self, ids, max_tokens, strategy, progress, ignore_eos, sampling):
+    def _tokens(self, ids, max_tokens, strategy, progress, sampling):
         """Return (endless token generator, how many tokens to take from it)."""
         self.check_prompt(ids)
+        if strategy not in STRATEGIES:
+            raise KshipraError(f"strategy {strategy!r} is unknown; use one of "
+                               f"{', '.join(STRATEGIES)}")
+        if max_tokens is not None and max_tokens < 0:
+            raise KshipraError(f"max_tokens is {max_tokens}; 0 or more are needed")
         room = self.ctx_size - len(ids) + 1     # the last token needs no place in the cache
-        limit = room if max_tokens is None else max(0, min(room, max_tokens))
-        sampler, n_vocab = Sampler(**sampling), self.tokenizer.n_vocab
+        limit = room if max_tokens is None else min(room, max_tokens)
+        find = getattr(self.ops, "largest", largest)
+        sampler, n_vocab = Sampler(largest=find, **sampling), self.tokenizer.n_vocab
 
         def choose(logits, past):
             return sampler(logits, past, n_vocab)
 
-        if strategy == "baseline":
-            return baseline(self, ids, choose), limit
-        return cached(self, ids, choose, self.session, progress), limit
+        return STRATEGIES[strategy](self, ids, choose, self.session, progress), limit
 
 
 def open_checkpoint(path):
@@ -3924,24 +7411,38 @@ def open_checkpoint(path):
     path = os.fspath(path)
     if os.path.isdir(path):
         return HFDirectory(path)
-    if path.endswith((".safetensors", ".json")):
-        return HFDirectory(os.path.dirname(path) or ".")
-    return GGUF(path)
+    if not path.endswith(".safetensors"):
+        return GGUF(path)
+    Safetensors(path)                   # what is wrong with this very file is said first
+    checkpoint = HFDirectory(os.path.dirname(path) or ".")
+    if not any(os.path.samefile(path, file) for file in checkpoint.files):
+        raise KshipraError("is not among the files of the model in its directory; give the "
+                           "directory", path)
+    return checkpoint
+
+
+def tokenizer_of(checkpoint):
+    """Return the Tokenizer that a checkpoint carries."""
+    if isinstance(checkpoint, GGUF):
+        return tokenizer_from_gguf(checkpoint.metadata, checkpoint.path)
+    return tokenizer_from_hf(checkpoint.path)
 
 
 def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", page_size=None):
     """Load a model.
 
     path: GGUF file, safetensors file, Hugging Face directory; None: the model in this file
-    device: "auto" or "python"   threads: None for all that pay
+    device: "auto" or "python"   threads: 1 or more, None for all that pay
     ctx_size: positions in the cache; None: the model's own, at most DEFAULT_CTX
     kv_type: "f32" or "f16"   page_size: positions in a page of the cache; None: one page
     Raises KshipraError for anything wrong with the file or the parameters.
     """
     if device not in DEVICES:
         raise KshipraError(f"device {device!r} is unknown; use one of {', '.join(DEVICES)}")
+    if threads is not None and threads < 1:
+        raise KshipraError(f"threads is {threads}; 1 or more are needed")
     checkpoint = open_checkpoint(path)
-    tokenizer = checkpoint_tokenizer(checkpoint)
+    tokenizer = tokenizer_of(checkpoint)
     return Model(checkpoint, tokenizer, Reference(), ctx_size=ctx_size, kv_type=kv_type,
                  page_size=page_size)
 
@@ -3969,36 +7470,44 @@ def megabytes(n_bytes):
     return f"{n_bytes / 1e6:,.1f} MB"
 
 
-def describe(checkpoint, ctx_size=None, kv_type="f16"):
-    """Return a text: metadata, tensors and memory plan of a checkpoint, no weight read."""
-    lines = [f"file      {checkpoint.path}"]
-    numbers = checkpoint.metadata if isinstance(checkpoint, GGUF) else checkpoint.config
+def describe(path, ctx_size=None, kv_type="f16"):
+    """Yield lines: metadata, tensors and memory plan of a checkpoint, no weight read.
+
+    What can be listed is listed before KshipraError is raised for the rest.  A safetensors
+    file without config.json beside it has no plan.
+    """
+    alone = path is not None and path.endswith(".safetensors") and not os.path.isfile(
+        os.path.join(os.path.dirname(path), "config.json"))
+    checkpoint = Safetensors(path) if alone else open_checkpoint(path)
+    yield f"file      {checkpoint.path}"
+    numbers = checkpoint.config if isinstance(checkpoint, HFDirectory) else checkpoint.metadata
     for key, value in sorted(numbers.items()):
         if hasattr(value, "__len__") and not isinstance(value, (str, dict)) and len(value) > 8:
             value = f"[{len(value)} values]"
         text = str(value) if not isinstance(value, str) else repr(value)
-        lines.append(f"  {key} = {text if len(text) < 100 else text[:96] + ' ...'}")
-    lines.append(f"tensors   {len(checkpoint.tensors)}")
+        yield f"  {key} = {text if len(text) < 100 else text[:96] + ' ...'}"
+    yield f"tensors   {len(checkpoint.tensors)}"
     weight_bytes = 0
     for name, t in checkpoint.tensors.items():
-        lines.append(f"  {name:<40} {t.format.name:<6} {tuple(t.shape)}")
-        weight_bytes += len(t.data)
-    lines.append("memory")
-    lines.append(f"  weights      {megabytes(weight_bytes)}, mapped from the file")
+        yield f"  {name:<40} {t.format.name:<6} {tuple(t.shape)}"
+        weight_bytes += t.n_bytes
+    yield "memory"
+    yield f"  weights      {megabytes(weight_bytes)}, mapped from the file"
+    if alone:
+        return
     hp = Hparams(checkpoint)
     n_ctx = hp.check_ctx(ctx_size)
     kv_bytes = 2 * hp.n_layers * hp.n_kv_heads * hp.head_dim * (4 if kv_type == "f32" else 2)
-    embed = checkpoint.tensors.get("token_embd.weight")
+    embed = checkpoint.tensors.get(Loader(checkpoint, hp).name("embed", None, "weight"))
     n_vocab = embed.shape[0] if embed is not None else 0
     scratch = 4 * (Reference.prefill_rows * (4 * hp.hidden + 2 * hp.ffn) + n_vocab)
-    lines.append(f"  KV cache     {megabytes(kv_bytes * n_ctx)}, {kv_type}, {n_ctx} positions "
-                 f"of {kv_bytes} bytes")
-    lines.append(f"  scratch      {megabytes(scratch)}, for {Reference.prefill_rows} rows at a time")
+    yield (f"  KV cache     {megabytes(kv_bytes * n_ctx)}, {kv_type}, {n_ctx} positions "
+           f"of {kv_bytes} bytes")
+    yield f"  scratch      {megabytes(scratch)}, for {Reference.prefill_rows} rows at a time"
     total, free = weight_bytes + kv_bytes * n_ctx + scratch, free_memory_bytes()
     verdict = "" if free is None else \
         f" of {megabytes(free)} free" + ("" if total <= free else ": too little memory")
-    lines.append(f"  together     {megabytes(total)}{verdict}")
-    return "\n".join(lines)
+    yield f"  together     {megabytes(total)}{verdict}"
 
 
 def build_parser():
@@ -4036,23 +7545,29 @@ def build_parser():
     return parser
 
 
+def typed_text(argument):
+    """Return a command line's argument as text: typed in another encoding it has surrogates."""
+    return os.fsencode(argument).decode("utf-8", "replace")
+
+
 def run_prompt(args):
     """Generate for --prompt and print it: the prompt and its continuation, or JSON."""
     begun = time.perf_counter()
-    page_size = args.page_size or (64 if args.paged_cache else None)
+    page_size = 64 if args.paged_cache and args.page_size is None else args.page_size
     model = load(args.model, args.device, args.threads, args.ctx_size, args.kv_type, page_size)
     load_s = time.perf_counter() - begun
     show_progress = sys.stderr.isatty() and not args.json
 
     def progress(done, total):
         if show_progress:
-            sys.stderr.write(f"\rreading the prompt: {done} of {total} tokens")
+            sys.stderr.write(f"\rreading the prompt: {done} of {total} tokens"
+                             if done < total else "\r\x1b[K")
             sys.stderr.flush()
 
-    # A prompt typed in another encoding arrives with lone surrogates; text has none.
-    prompt = os.fsencode(args.prompt).decode("utf-8", "replace")
+    prompt = typed_text(args.prompt)
     generation = model.generate(
-        prompt, None if args.max_tokens < 0 else args.max_tokens, args.stop, args.ignore_eos,
+        prompt, None if args.max_tokens == -1 else args.max_tokens,
+        [typed_text(stop) for stop in args.stop], args.ignore_eos,
         progress=progress, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p,
         min_p=args.min_p, repeat_penalty=args.repeat_penalty, seed=args.seed)
     pieces = []
@@ -4062,8 +7577,6 @@ def run_prompt(args):
             sys.stdout.write(prompt)
             sys.stdout.flush()
         for piece in generation:
-            if show_progress and not pieces:
-                sys.stderr.write("\r\x1b[K")
             pieces.append(piece)
             if not args.json:
                 sys.stdout.write(piece)
@@ -4088,32 +7601,48 @@ def run_prompt(args):
     return status
 
 
+def run_command(argv):
+    """Do what the arguments ask for; return the exit status."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.info:
+        for line in describe(args.model, args.ctx_size, args.kv_type):
+            print(line)
+        return 0
+    if args.prompt is None:
+        parser.error("give a --prompt (or --info)")
+    return run_prompt(args)
+
+
+def complain(message):
+    """Print one line to stderr; return the exit status of bad input."""
+    print("kshipra:", " ".join(str(message).split("\n")), file=sys.stderr)
+    return 1
+
+
 def main(argv=None):
     """Run the command line; return the exit status."""
+    if sys.stdout is None:                      # started with its output closed
+        sys.stdout = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):      # a console that cannot show a character marks it
             stream.reconfigure(errors="replace")
-    parser = build_parser()
-    args = parser.parse_args(argv)
     try:
-        if args.info:
-            print(describe(open_checkpoint(args.model), args.ctx_size, args.kv_type))
-            return 0
-        if args.prompt is None:
-            parser.error("give a --prompt (or --info)")
-        return run_prompt(args)
-    except KshipraError as e:
-        sys.stdout.flush()
-        print(f"kshipra: {e}", file=sys.stderr)
-        return 1
+        try:
+            return run_command(argv)
+        finally:
+            sys.stdout.flush()                  # here, and not at exit where nobody catches
+    except KshipraError as error:
+        return complain(error)
     except MemoryError:
-        print("kshipra: not enough memory; use a smaller model or --ctx-size", file=sys.stderr)
-        return 1
+        return complain("not enough memory; use a smaller model or --ctx-size")
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:             # whoever read our output has seen enough
+    except OSError as error:                    # from here on there is no output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        if isinstance(error, BrokenPipeError):  # whoever read it has seen enough
+            return 0
+        return complain(f"the output cannot be written: {error.strerror}")
 
 
 # ---------------------------------------------------------------------------------------
