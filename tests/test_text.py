@@ -399,15 +399,15 @@ def test_p13_equal_characters_take_linear_time(small, kind, text):
     tokenizer.encode("x")
     for attempt in range(5):
         times = []
-        for n in (50_000, 100_000):
+        for n in (30_000, 60_000):
             begun = time.process_time()
             ids = tokenizer.encode(text * n)
             times.append(time.process_time() - begun)
         if times[1] < 2.6 * times[0] or times[1] < 0.1:
             break
     else:
-        pytest.fail(f"{times} s for {text!r} times 50,000 and 100,000")
-    assert tokenizer.decode(ids) == text * 100_000
+        pytest.fail(f"{times} s for {text!r} times 30,000 and 60,000")
+    assert tokenizer.decode(ids) == text * 60_000
 
 
 def test_p13_normal_forms_take_linear_time():
