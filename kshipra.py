@@ -1491,7 +1491,6 @@ STAND_INS = {"Lu": "À", "Ll": "à", "Lt": "ǅ", "Lm": "ʰ", "Lo": "ª", "M": "\
 CLASSES = {"Lu": "A-ZÀ", "Ll": "a-zà", "Lt": "ǅ", "Lm": "ʰ", "Lo": "ª", "L": "A-Za-zÀàǅʰª",
            "M": "\u0300", "N": "0-9²", "P": r"!-#%-*,-/:;?@\[-\]_{}¡", "S": "$+<=>^`|~©"}
 
-
 # The letters, marks, numbers and punctuation that Unicode 14.0, 15.0 and 15.1 added, since
 # Python 3.9 knows 13.0 only and ids must not depend on the Python.  Source: UnicodeData.txt.
 NEWER = {
@@ -1513,6 +1512,17 @@ NEWER = {
 }
 
 
+@functools.lru_cache(maxsize=None)
+def newer_classes():
+    """Return NEWER as {code point: class}."""
+    found = {}
+    for newer, runs in NEWER.items():
+        for run in runs.split():
+            ends = run.split("-")
+            found.update(dict.fromkeys(range(int(ends[0], 16), int(ends[-1], 16) + 1), newer))
+    return found
+
+
 def stand_in(code):
     """Return the stand-in for a code point; ASCII stands for itself."""
     if code < 128:
@@ -1521,10 +1531,7 @@ def stand_in(code):
         return STAND_INS["Z"]
     category = unicodedata.category(chr(code))
     if category == "Cn":
-        for newer, runs in NEWER.items():
-            bounds = (run.split("-") for run in runs.split())
-            if any(int(run[0], 16) <= code <= int(run[-1], 16) for run in bounds):
-                category = newer
+        category = newer_classes().get(code, category)
     return STAND_INS.get(category) or STAND_INS[category[0]]
 
 
