@@ -1462,6 +1462,26 @@ def _as_str(text):
     return text if isinstance(text, str) else bytes(text).decode("utf-8", "surrogateescape")
 
 
+def rank_by_merges(vocabulary, merges):
+    """Return rank(left, right) for bpe_merge: the place of "left right" in merges."""
+    @functools.lru_cache(maxsize=None)
+    def ranks():
+        return {_as_str(merge): i for i, merge in enumerate(merges)}
+
+    def rank(left, right):
+        found = ranks().get(f"{left} {right}")
+        return found if found is not None and left + right in vocabulary.ids else None
+    return rank
+
+
+def rank_by_scores(vocabulary, scores):
+    """Return rank(left, right) for bpe_merge: the highest score of the joined text first."""
+    def rank(left, right):
+        token = vocabulary.ids.get(left + right)
+        return None if token is None else -scores[token]
+    return rank
+
+
 # 3.2 Where to cut words.  Every family has its regular expressions, applied one after another,
 # each to what the one before has cut.  They speak of Unicode classes, which `re` does not
 # know.  So a character that is not ASCII is first replaced by a stand-in for its class; then
@@ -1471,7 +1491,6 @@ STAND_INS = {"Lu": "À", "Ll": "à", "Lt": "ǅ", "Lm": "ʰ", "Lo": "ª", "M": "\
              "P": "¡", "S": "©", "Z": "\v", "C": "\x80"}
 CLASSES = {"Lu": "A-ZÀ", "Ll": "a-zà", "Lt": "ǅ", "Lm": "ʰ", "Lo": "ª", "L": "A-Za-zÀàǅʰª",
            "M": "\u0300", "N": "0-9²", "P": r"!-#%-*,-/:;?@\[-\]_{}¡", "S": "$+<=>^`|~©"}
-
 
 # The letters, marks, numbers and punctuation that Unicode 14.0, 15.0 and 15.1 added, since
 # Python 3.9 knows 13.0 only and ids must not depend on the Python.  Source: UnicodeData.txt.
@@ -1494,6 +1513,17 @@ NEWER = {
 }
 
 
+@functools.lru_cache(maxsize=None)
+def newer_classes():
+    """Return NEWER as {code point: class}."""
+    found = {}
+    for newer, runs in NEWER.items():
+        for run in runs.split():
+            ends = run.split("-")
+            found.update(dict.fromkeys(range(int(ends[0], 16), int(ends[-1], 16) + 1), newer))
+    return found
+
+
 def stand_in(code):
     """Return the stand-in for a code point; ASCII stands for itself."""
     if code < 128:
@@ -1502,10 +1532,7 @@ def stand_in(code):
         return STAND_INS["Z"]
     category = unicodedata.category(chr(code))
     if category == "Cn":
-        for newer, runs in NEWER.items():
-            bounds = (run.split("-") for run in runs.split())
-            if any(int(run[0], 16) <= code <= int(run[-1], 16) for run in bounds):
-                category = newer
+        category = newer_classes().get(code, category)
     return STAND_INS.get(category) or STAND_INS[category[0]]
 
 
@@ -1533,37 +1560,23 @@ GPT4O = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}
 TEKKEN = GPT4O.replace(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
 PUNCTUATION = r"[\p{P}$+<=>^`|~]+"
 DIGIT, DIGITS, THREE_DIGITS = r"\p{N}", r"\p{N}+", "[0-9][0-9][0-9]"
-KNOWN_PATTERNS = {GPT2, LLAMA3, QWEN2, GPT4O, TEKKEN, DIGIT, DIGITS, THREE_DIGITS, r"\p{N}{1,3}"}
 
-# tokenizer.ggml.pre -> the expressions.
-PRE_TOKENIZERS = {
-    "default":        (r"[\p{P}$+<=>^|~]+", GPT2, DIGITS, THREE_DIGITS),
-    "gpt-2":          (GPT2,),
-    "phi-2":          (GPT2,),
-    "mpt":            (GPT2,),
-    "olmo":           (GPT2,),
-    "falcon":         (PUNCTUATION, GPT2, THREE_DIGITS),
-    "smollm":         (DIGIT, GPT2),
-    "starcoder":      (DIGIT, GPT2),
-    "refact":         (DIGIT, GPT2),
-    "command-r":      (DIGIT, GPT2),
-    "codeshell":      (DIGIT, GPT2),
-    "llama-bpe":      (LLAMA3,),
-    "llama3":         (LLAMA3,),
-    "llama-v3":       (LLAMA3,),
-    "falcon3":        (LLAMA3,),
-    "dbrx":           (LLAMA3,),
-    "smaug-bpe":      (LLAMA3,),
-    "qwen2":          (QWEN2,),
-    "deepseek-r1-qwen": (QWEN2,),
-    "stablelm2":      (QWEN2,),
-    "gpt-4o":         (GPT4O,),
-    "llama4":         (GPT4O,),
-    "tekken":         (TEKKEN,),
-    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", DIGIT),
-}
+# The values of tokenizer.ggml.pre, and the expressions they stand for.
+PRE_TOKENIZERS = {pre: patterns for names, patterns in (
+    ("default", (r"[\p{P}$+<=>^|~]+", GPT2, DIGITS, THREE_DIGITS)),
+    ("gpt-2 phi-2 mpt olmo jais", (GPT2,)),
+    ("falcon", (PUNCTUATION, GPT2, THREE_DIGITS)),
+    ("smollm starcoder refact command-r codeshell exaone minerva-7b", (DIGIT, GPT2)),
+    ("llama-bpe llama3 llama-v3 falcon3 pixtral dbrx smaug-bpe", (LLAMA3,)),
+    ("qwen2 deepseek-r1-qwen stablelm2 hunyuan", (QWEN2,)),
+    ("gpt-4o llama4", (GPT4O,)),
+    ("tekken", (TEKKEN,)),
+    ("deepseek-coder", (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", DIGIT)),
+) for pre in names.split()}
 # A word that is a token as a whole is taken whole, and BOS is added unless the file objects.
-WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}
+WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"}
+# What a tokenizer.json may ask for, in any order.
+KNOWN_PATTERNS = {GPT2, LLAMA3, QWEN2, GPT4O, TEKKEN, DIGIT, DIGITS, THREE_DIGITS, r"\p{N}{1,3}"}
 
 
 @functools.lru_cache(maxsize=None)
@@ -1640,27 +1653,15 @@ CHAR_TO_BYTE = {char: byte for byte, char in BYTE_TO_CHAR.items()}
 class ByteLevel:
     """Byte-level BPE: words of bytes, merged in the order of a list.
 
-    merges: sequence of str or bytes, "left right", most urgent first
-    patterns: where to cut words   whole_words: take a word that is a token without merging
+    rank: of rank_by_merges   patterns: where to cut words, as in cut_words
+    whole_words: take a word that is a token without merging
     """
 
     space_prefix = "never"
 
-    def __init__(self, vocabulary, merges, patterns, whole_words=False, normal_form=None):
-        self.vocabulary, self.merges, self.patterns = vocabulary, merges, patterns
+    def __init__(self, vocabulary, rank, patterns, whole_words=False, normal_form=None):
+        self.vocabulary, self.rank, self.patterns = vocabulary, rank, patterns
         self.whole_words, self.normal_form = whole_words, normal_form
-
-    @functools.cached_property
-    def ranks(self):
-        """{"left right": rank}"""
-        if len(self.merges) and not isinstance(self.merges[0], str):
-            return {bytes(m).decode("utf-8", "surrogateescape"): i
-                    for i, m in enumerate(self.merges)}
-        return {m: i for i, m in enumerate(self.merges)}
-
-    def rank(self, left, right):
-        found = self.ranks.get(f"{left} {right}")
-        return found if found is not None and left + right in self.vocabulary.ids else None
 
     def words(self, text, first):
         if self.normal_form:
@@ -1688,7 +1689,7 @@ BYTE_TEXT = re.compile("<0x[0-9A-F]{2}>")   # and a byte without a character
 class SentencePiece:
     """SentencePiece BPE: characters, merged by the score of the result, with byte fallback.
 
-    rank(left, right): as in bpe_merge   unknown_id: for characters without byte tokens
+    rank: of rank_by_scores or rank_by_merges   unknown_id: for characters without byte tokens
     space_prefix: "always" puts a space before the text and again after each special token,
     "first" only before the text, "never"; a text that begins with one gets none if `once`.
     """
@@ -1759,6 +1760,10 @@ class Tokenizer:
 
     n_vocab: number of tokens   bos_id, eos_id: int or None   stop_ids: set of all ids that
     end a generation   add_bos, add_eos: whether encode adds them
+    strips: {token: (left, right)}: takes the white space beside it away
+    decode(encode(text)) is the text, but for control tokens in it; U+2581, which SentencePiece
+    takes for a space; Unicode normalization, where the files ask for it; and characters that
+    the vocabulary has neither a token nor bytes for.
     """
 
     _WHITE_SPACE = re.compile(r"\s*")
@@ -1878,25 +1883,27 @@ class Tokenizer:
         return "".join([stream.push(token) for token in ids]) + stream.flush()
 
     def stream(self, special: bool = False):
-        """Return a TextStream, which turns ids into text one by one, as a continuation."""
+        """Return a TextStream: push(id) and flush() give the text of ids that go on from a
+        prompt, so that a leading space stays; if BOS comes first, it is decode's text."""
         return TextStream(self, special)
 
 
 class TextStream:
     """Ids to text, one by one, holding bytes back until they are whole characters.
 
-    As the ids continue a text, a leading space is kept, except after BOS.
+    at_start: whether the ids begin a text, so that the space that encode put there is taken
+    off; None: if the first of them is BOS
     """
 
-    def __init__(self, tokenizer, special=False, at_start=False):
+    def __init__(self, tokenizer, special=False, at_start=None):
         self._tokenizer, self._special, self._at_start = tokenizer, special, at_start
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
         """Return the text that is certain once token has come; often its piece, maybe ""."""
         tokenizer = self._tokenizer
-        if token == tokenizer.bos_id:
-            self._at_start = True
+        if self._at_start is None:
+            self._at_start = token == tokenizer.bos_id
         if token in tokenizer._control and not self._special:
             return ""
         piece = tokenizer.piece(token)
@@ -1967,13 +1974,14 @@ def tokenizer_from_gguf(metadata, path=None):
             what = "is missing" if pre is None else f"is {_quote(pre)}, which is unknown"
             refuse("pre", f"the rule for cutting words {what}, and a wrong rule would give wrong "
                           "tokens; convert the model again with a current converter")
-        model = ByteLevel(vocabulary, array_of((str, bytes), "merges"), PRE_TOKENIZERS[pre],
+        merges = array_of((str, bytes), "merges")
+        model = ByteLevel(vocabulary, rank_by_merges(vocabulary, merges), PRE_TOKENIZERS[pre],
                           pre in WHOLE_WORDS)
         adds_bos = pre in WHOLE_WORDS
     else:
         scores = array_of((float, int), "scores", n_vocab)
         space_prefix = "always" if flag("add_space_prefix", True) else "never"
-        model = SentencePiece(vocabulary, _rank_by_scores(vocabulary, scores), space_prefix,
+        model = SentencePiece(vocabulary, rank_by_scores(vocabulary, scores), space_prefix,
                               token_id("unknown_token_id"))
         adds_bos = True
     add_bos = flag("add_bos_token", adds_bos and bos_id is not None)
@@ -1984,14 +1992,6 @@ def tokenizer_from_gguf(metadata, path=None):
                      [token_id("eot_token_id"), token_id("eom_token_id")],
                      add_bos, flag("add_eos_token", False),
                      _phi3_strips(vocabulary) if "phi-3" in name or "phi3" in name else None)
-
-
-def _rank_by_scores(vocabulary, scores):
-    """Return rank(left, right) for SentencePiece: the highest score of the joined text first."""
-    def rank(left, right):
-        token = vocabulary.ids.get(left + right)
-        return None if token is None else -scores[token]
-    return rank
 
 
 def _phi3_strips(vocabulary):
@@ -2009,6 +2009,17 @@ def tokenizer_from_hf(directory):
     From tokenizer.json, else vocab.json and merges.txt, else tokenizer.model; which ids begin
     and end a text stands in tokenizer_config.json, config.json and generation_config.json.
     """
+    try:
+        return _tokenizer_from_hf(directory)
+    except KshipraError:
+        raise
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, struct.error) as error:
+        raise KshipraError("tokenizer: a part is missing or of the wrong type "
+                           f"({type(error).__name__}: {error}); fetch the files again",
+                           directory) from None
+
+
+def _tokenizer_from_hf(directory):
     def at(name):
         return os.path.join(directory, name)
 
@@ -2018,13 +2029,20 @@ def tokenizer_from_hf(directory):
     settings, config, generation = [
         _read_json(at(name)) if there(name) else {}
         for name in ("tokenizer_config.json", "config.json", "generation_config.json")]
-    strips, template = {}, None
+    strips, before, after = {}, None, None
     if there("tokenizer.json"):
-        model, strips, template = _model_from_tokenizer_json(at("tokenizer.json"))
+        root, path = _read_json(at("tokenizer.json")), at("tokenizer.json")
+        model = _model_from_tokenizer_json(root, path)
+        before, after = _template(root, path)
+        strips = {a["id"]: (bool(a.get("lstrip")), bool(a.get("rstrip")))
+                  for a in root.get("added_tokens") or [] if a.get("lstrip") or a.get("rstrip")}
+        adds_bos = before is not None
     elif there("vocab.json", "merges.txt"):
         model = _model_from_vocab_json(directory, settings, config)
+        adds_bos = False
     elif there("tokenizer.model"):
         model = _model_from_sentencepiece(at("tokenizer.model"))
+        adds_bos = True                         # as Llama and Gemma, which have such files
     else:
         raise KshipraError("no tokenizer: tokenizer.json, vocab.json with merges.txt, or "
                            "tokenizer.model is needed", directory)
@@ -2032,25 +2050,23 @@ def tokenizer_from_hf(directory):
     vocabulary = model.vocabulary
 
     def named(text):
+        """Return the id of a token given as its text or as {"content": text}, or None."""
         text = text.get("content") if isinstance(text, dict) else text
-        return vocabulary.special.get(text, vocabulary.ids.get(text)) if text else None
+        return vocabulary.special.get(text, vocabulary.ids.get(text))
 
     def listed(key):
+        """Yield the ids under key, one or a list, in any of the files; those of padding not."""
         for place in (generation, config, config.get("text_config")):
             found = place.get(key) if isinstance(place, dict) else None
             for token in found if isinstance(found, list) else [found]:
                 if type(token) is int and 0 <= token < len(vocabulary):
                     yield token
 
-    before, after = template or (None, None)
-    bos_ids = [named(settings.get("bos_token")), named(before), *listed("bos_token_id")]
-    eos_ids = [named(settings.get("eos_token")), *listed("eos_token_id")]
-    bos_id = next((token for token in bos_ids if token is not None), None)
-    eos_id = next((token for token in eos_ids if token is not None), None)
-    # tokenizer_config.json has the last word; a tokenizer.model alone means Llama's ways.
-    adds_bos = before is not None if template else isinstance(model, SentencePiece)
+    bos_ids = [named(settings.get("bos_token")), named(before), *listed("bos_token_id"), None]
+    eos_ids = [named(settings.get("eos_token")), *listed("eos_token_id"), None]
     add_bos, add_eos = settings.get("add_bos_token"), settings.get("add_eos_token")
-    return Tokenizer(model, bos_id, eos_id, eos_ids,
+    return Tokenizer(model, next(filter(lambda token: token is not None, bos_ids), None),
+                     next(filter(lambda token: token is not None, eos_ids), None), eos_ids,
                      adds_bos if add_bos is None else add_bos,
                      after is not None if add_eos is None else add_eos, strips)
 
@@ -2086,100 +2102,81 @@ def _steps(node, key):
     return node[key] if node["type"] == "Sequence" else [node]
 
 
-def _model_from_tokenizer_json(path):
-    """Return (model, {token: (strips left, strips right)}, template).
+def _unsupported(part, found, path):
+    """Refuse what would change the ids and is not known here."""
+    raise KshipraError(f"tokenizer, {part}: {_quote(found)} is not supported; convert the model "
+                       "to GGUF", path)
 
-    template: the texts of the special tokens put before and after a text, None for none
-    Whatever in the file would change the ids and is not known here is refused.
-    """
-    def refuse(part, found):
-        raise KshipraError(f"tokenizer, {part}: {_quote(found)} is not supported; convert the "
-                           "model to GGUF", path)
 
-    root = _read_json(path)
-    try:
-        bpe, added = root["model"], root.get("added_tokens") or []
-        kind = bpe.get("type", "BPE" if "merges" in bpe else None)
-        if kind != "BPE":
-            refuse("model.type", kind)
-        for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
-            if bpe.get(key):
-                refuse("model." + key, bpe[key])
-        for a in added:
-            if a.get("single_word"):
-                refuse("added_tokens", a)
-        byte_fallback = bool(bpe.get("byte_fallback"))
-        vocabulary = _vocabulary_from_dict(bpe["vocab"], added, byte_fallback, path)
-        merges = [m if isinstance(m, str) else " ".join(m) for m in bpe["merges"]]
+def _model_from_tokenizer_json(root, path):
+    """Return the ByteLevel or SentencePiece that the object in a tokenizer.json describes."""
+    bpe, added = root["model"], root.get("added_tokens") or []
+    kind = bpe.get("type", "BPE" if "merges" in bpe else None)
+    if kind != "BPE":
+        _unsupported("model.type", kind, path)
+    for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
+        if bpe.get(key):
+            _unsupported("model." + key, bpe[key], path)
+    for a in added:
+        if a.get("single_word"):
+            _unsupported("added_tokens", a, path)
+    vocabulary = _vocabulary_from_dict(bpe["vocab"], added, bool(bpe.get("byte_fallback")), path)
+    rank = rank_by_merges(vocabulary, [m if isinstance(m, str) else " ".join(m)
+                                       for m in bpe["merges"]])
 
-        normal_form, prefix, once, to_space = None, "never", False, False
-        for step in _steps(root.get("normalizer"), "normalizers"):
-            if step["type"] in ("NFC", "NFD", "NFKC", "NFKD"):
-                normal_form = step["type"]
-            elif step["type"] == "Prepend" and step["prepend"] == SPACE:
-                prefix = "always"
-            elif step["type"] == "Replace" and step["pattern"] == {"String": " "} \
-                    and step["content"] == SPACE:
-                to_space = True
-            else:
-                refuse("normalizer", step)
-
-        patterns = []
-        for step in _steps(root.get("pre_tokenizer"), "pretokenizers"):
-            if step["type"] == "ByteLevel" and not step.get("add_prefix_space"):
-                patterns += [GPT2] if step.get("use_regex", True) else []
-            elif step["type"] == "Digits":
-                patterns.append(DIGIT if step.get("individual_digits") else DIGITS)
-            elif step["type"] == "Punctuation" and step.get("behavior") == "Contiguous":
-                patterns.append(PUNCTUATION)
-            elif step["type"] == "Metaspace" and step["replacement"] == SPACE \
-                    and not step.get("split", True):
-                scheme = step.get("prepend_scheme", "always")
-                prefix, once, to_space = scheme, True, True
-            elif step["type"] == "Split" and step["pattern"].get("Regex") in KNOWN_PATTERNS \
-                    and (step["behavior"], step.get("invert", False)) in (
-                        ("Isolated", False), ("Removed", True)):
-                patterns.append(step["pattern"]["Regex"])
-            elif step["type"] == "Split" and step["pattern"] == {"String": " "} and to_space:
-                pass                        # no space is left to split at
-            else:
-                refuse("pre_tokenizer", step)
-
-        if to_space and not patterns:
-            ranks = {m: i for i, m in enumerate(merges)}
-            unknown_id = bpe["vocab"].get(bpe.get("unk_token"))
-            model = SentencePiece(vocabulary, _rank_by_merges(vocabulary, ranks), prefix,
-                                  unknown_id, once, normal_form)
-        elif patterns and not to_space:
-            model = ByteLevel(vocabulary, merges, patterns, bool(bpe.get("ignore_merges")),
-                              normal_form)
+    normal_form, space_prefix, once, to_space = None, "never", False, False
+    for step in _steps(root.get("normalizer"), "normalizers"):
+        kind = step["type"]
+        if kind in ("NFC", "NFD", "NFKC", "NFKD"):
+            normal_form = kind
+        elif kind == "Prepend" and step["prepend"] == SPACE:
+            space_prefix = "always"
+        elif kind == "Replace" and (step["pattern"], step["content"]) == ({"String": " "}, SPACE):
+            to_space = True
         else:
-            refuse("pre_tokenizer", root.get("pre_tokenizer"))
+            _unsupported("normalizer", step, path)
 
-        template = (None, None)
-        for step in _steps(root.get("post_processor"), "processors"):
-            if step["type"] == "TemplateProcessing":
-                parts = [part.get("SpecialToken", {}).get("id") for part in step["single"]]
-                text_at = parts.index(None)
-                if text_at > 1 or len(parts) - text_at > 2:
-                    refuse("post_processor", step)
-                template = (parts[0], parts[-1])
-            elif step["type"] != "ByteLevel":
-                refuse("post_processor", step)
-        strips = {a["id"]: (bool(a.get("lstrip")), bool(a.get("rstrip"))) for a in added
-                  if a.get("lstrip") or a.get("rstrip")}
-        return model, strips, template
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise KshipraError(f"tokenizer: a part is missing or of the wrong type "
-                           f"({type(error).__name__}: {error})", path) from None
+    patterns = []
+    for step in _steps(root.get("pre_tokenizer"), "pretokenizers"):
+        kind, pattern = step["type"], step.get("pattern") or {}
+        ways = step.get("behavior"), step.get("invert", False)
+        if kind == "ByteLevel" and not step.get("add_prefix_space"):
+            patterns += [GPT2] if step.get("use_regex", True) else []
+        elif kind == "Digits":
+            patterns.append(DIGIT if step.get("individual_digits") else DIGITS)
+        elif kind == "Punctuation" and ways[0] == "Contiguous":
+            patterns.append(PUNCTUATION)
+        elif kind == "Split" and pattern.get("Regex") in KNOWN_PATTERNS and ways in (
+                ("Isolated", False), ("Removed", True)):
+            patterns.append(pattern["Regex"])
+        elif kind == "Split" and pattern == {"String": " "} and to_space:
+            pass                                # no space is left to cut at
+        elif kind == "Metaspace" and step["replacement"] == SPACE and step.get("split") is False:
+            space_prefix, once, to_space = step.get("prepend_scheme", "always"), True, True
+        else:
+            _unsupported("pre_tokenizer", step, path)
+
+    if to_space == bool(patterns) or space_prefix not in ("always", "first", "never"):
+        _unsupported("pre_tokenizer", root.get("pre_tokenizer"), path)
+    if to_space:
+        return SentencePiece(vocabulary, rank, space_prefix,
+                             bpe["vocab"].get(bpe.get("unk_token")), once, normal_form)
+    return ByteLevel(vocabulary, rank, patterns, bool(bpe.get("ignore_merges")), normal_form)
 
 
-def _rank_by_merges(vocabulary, ranks):
-    """Return rank(left, right) for a SentencePiece vocabulary that comes with merges."""
-    def rank(left, right):
-        found = ranks.get(f"{left} {right}")
-        return found if found is not None and left + right in vocabulary.ids else None
-    return rank
+def _template(root, path):
+    """Return the texts of the special tokens put before and after a text, None for none."""
+    before = after = None
+    for step in _steps(root.get("post_processor"), "processors"):
+        if step["type"] == "TemplateProcessing":
+            parts = [part.get("SpecialToken", {}).get("id") for part in step["single"]]
+            text_at = parts.index(None)
+            if text_at > 1 or len(parts) - text_at > 2:
+                _unsupported("post_processor", step, path)
+            before, after = parts[0], parts[-1]
+        elif step["type"] != "ByteLevel":
+            _unsupported("post_processor", step, path)
+    return before, after
 
 
 def _model_from_vocab_json(directory, settings, config):
@@ -2199,7 +2196,8 @@ def _model_from_vocab_json(directory, settings, config):
     with open(os.path.join(directory, "merges.txt"), encoding="utf-8") as file:
         lines = file.read().split("\n")
     merges = [line for line in lines if line and not line.startswith("#version:")]
-    return ByteLevel(_vocabulary_from_dict(ids, added, False, path), merges, patterns,
+    vocabulary = _vocabulary_from_dict(ids, added, False, path)
+    return ByteLevel(vocabulary, rank_by_merges(vocabulary, merges), patterns,
                      normal_form="NFC" if patterns == (QWEN2,) else None)
 
 
@@ -2257,6 +2255,9 @@ def _model_from_sentencepiece(path):
             piece = dict(_protobuf_fields(value, path))
             types.append(piece.get(3, NORMAL))
             text = piece.get(1, b"")
+            if not isinstance(text, bytes) or types[-1] not in range(1, 7):
+                raise KshipraError(f"piece {len(texts)}: text {_quote(text)} of type {types[-1]}; "
+                                   "fetch the file again", path)
             texts.append(text.replace(SPACE.encode(), b" ") if types[-1] == USER_DEFINED else text)
             scores.append(struct.unpack("<f", piece.get(2, bytes(4)))[0])
         elif number == 2:
@@ -2270,13 +2271,17 @@ def _model_from_sentencepiece(path):
         raise KshipraError("normalizer_spec: a character map or the removal of extra white space "
                            "is not supported", path)
     vocabulary = Vocabulary(texts, types)
-    return SentencePiece(vocabulary, _rank_by_scores(vocabulary, scores),
+    return SentencePiece(vocabulary, rank_by_scores(vocabulary, scores),
                          "always" if normalizer.get(3, 1) else "never",
                          types.index(UNKNOWN) if UNKNOWN in types else None)
 
 
 def load_tokenizer(path):
-    """Return the Tokenizer of a GGUF file, vocabulary-only ones included, or an HF directory."""
+    """Return the Tokenizer of a GGUF file, a vocabulary-only one too, or of an HF directory,
+    which a safetensors file in it may stand for."""
+    path = os.fspath(path)
+    if path.endswith(".safetensors"):
+        path = os.path.dirname(path) or "."
     if os.path.isdir(path):
         return tokenizer_from_hf(path)
     return tokenizer_from_gguf(GGUF(path).metadata, path)
