@@ -2243,7 +2243,7 @@ _OP_ROWS = [
     ("call",     "=iiii", None, None),           # address, then its three arguments
     ("loop",     "=in",   None, None),           # counter, number of the block
     ("endloop",  "=in",   None, None),
-    ("if",       "=inj" "n", None, None),        # a, how, b, number of the block
+    ("if",       "=injn", None, None),        # a, how, b, number of the block
     ("else",     "=n",    None, None),
     ("endif",    "=n",    None, None),
     ("while",    "=injn", None, None),
@@ -2252,22 +2252,26 @@ _OP_ROWS = [
 
 
 class Op:
-    """An operation: its name, operand letters, whether it sets or updates its first operand."""
+    """An operation.  sets, updates: whether it sets its first operand, and reads it before."""
 
-    __slots__ = ("name", "letters", "sets", "updates", "lane", "meaning", "accepts")
+    __slots__ = ("name", "verb", "letters", "sets", "updates", "lane", "meaning", "accepts")
 
-    KINDS = {"i": (IntReg,), "v": (VecReg,), "j": (IntReg, int), "n": (int, str, bytes, tuple),
-             "d": (int,)}
+    KINDS = {"i": (IntReg,), "v": (VecReg,), "n": (int, str, bytes, tuple), "d": (int,)}
 
-    def __init__(self, name, signature, lane, meaning):
+    def __init__(self, name, verb, signature, lane, meaning):
         result, reads = signature.split("=")
-        self.name, self.lane, self.meaning = name, lane, meaning
+        self.name, self.verb, self.lane, self.meaning = name, verb, lane, meaning
         self.letters = result + reads
         self.sets, self.updates = bool(result), result == "W"
         self.accepts = set(itertools.product(*[self.KINDS[c] for c in reads]))
 
 
-OPS = {row[0]: Op(*row) for row in _OP_ROWS}
+# Where an operand may be a register or a Python int, those are two operations: add and add_imm.
+OPS = {}
+for _verb, _signature, _lane, _meaning in _OP_ROWS:
+    OPS[_verb] = Op(_verb, _verb, _signature.replace("j", "i"), _lane, _meaning)
+    if "j" in _signature:
+        OPS[_verb + "_imm"] = Op(_verb + "_imm", _verb, _signature.replace("j", "n"), _lane, _meaning)
 
 
 class Builder:
@@ -2417,8 +2421,23 @@ def _add_method(op):
         setattr(Builder, name, method)
 
 
+def _register_or_int(name, position):
+    """Return the method that picks operation `name` or its _imm form by the operand at `position`."""
+    on_register, on_int = getattr(Builder, "_op_" + name), getattr(Builder, "_op_" + name + "_imm")
+
+    def method(self, *operands, to=None):
+        return (on_int if type(operands[position]) is int else on_register)(self, *operands, to=to)
+    return method
+
+
 for _op in OPS.values():
     _add_method(_op)
+for _verb, _signature, _lane, _meaning in _OP_ROWS:
+    if "j" in _signature:
+        _method = _register_or_int(_verb, _signature.index("j") - _signature.index("=") - 1)
+        setattr(Builder, "_op_" + _verb, _method)
+        if OPS[_verb].sets:
+            setattr(Builder, _verb, _method)
 
 
 def _either(int_name, vector_name):
@@ -2467,6 +2486,7 @@ def interpret(kernel, args, chunk=0, scratch=0, functions=None):
         name, *operands = instructions[at]
         at += 1
         op = OPS[name]
+        name = op.verb
         reads = [values[x.id] if type(x) is IntReg or type(x) is VecReg else x
                  for x in operands[op.sets and not op.updates:]]
         if any(x is None for x in reads):
@@ -2492,6 +2512,152 @@ def interpret(kernel, args, chunk=0, scratch=0, functions=None):
             values[operands[0].id] = left = reads[0] - 1
             if left > 0:
                 at = blocks[reads[1]][0] + 1
+
+
+# From virtual registers to real ones.  A register is busy from the instruction that first sets it
+# to the last that names it; one that is set before a loop and named inside stays busy to the
+# loop's end, since the next round needs it again.  Walking the instructions once in order, each
+# register takes a free real one when its time begins and returns it when its time is over.  That
+# is linear scan allocation (Poletto and Sarkar, 1999) without its hard part: nothing is ever
+# moved to memory.  A kernel that needs more registers than there are is a mistake to be mended
+# in the kernel.
+
+ENCODERS = {}           # name of an instruction set -> its encoder class; 5.2 and 5.3 fill it
+
+
+def _lifetimes(kernel):
+    """Return (first, last): for each register, the positions between which it is busy.
+
+    first[r] is None for a register never used.  The three parameters begin at -1.
+    """
+    first, last = [None] * kernel.n_regs, [-1] * kernel.n_regs
+    first[:3] = -1, -1, -1
+    scope = [0] * kernel.n_regs         # the block in which a register is first set
+    open_scopes, n_scopes = [0], 1      # an `if` and its `else` are two scopes
+    open_loops = []                     # (start, end), outermost first
+    for at, instruction in enumerate(kernel.instructions):
+        op = OPS[instruction[0]]
+        name = op.verb
+        if name in ("else", "endif", "endloop", "endwhile"):
+            open_scopes.pop()
+        for position, x in enumerate(instruction):
+            if type(x) is not IntReg and type(x) is not VecReg:
+                continue
+            r = x.id
+            if first[r] is None:
+                first[r], scope[r] = at, open_scopes[-1]
+            if first[r] == at and (position != 1 or not op.sets or op.updates):
+                raise ValueError(f"kernel {kernel.name}, instruction {at}: {name} reads {x}, "
+                                 "which was not set before; set it first")
+            if scope[r] not in open_scopes:
+                raise ValueError(f"kernel {kernel.name}, instruction {at}: {name} names {x}, first "
+                                 "set in a block that has ended; set it before that block")
+            if last[r] < at:
+                last[r] = at
+            if open_loops and first[r] < open_loops[-1][0]:
+                for start, end in open_loops:
+                    if first[r] < start:
+                        last[r] = max(last[r], end)
+                        break
+        if name in ("if", "else", "loop", "while"):
+            open_scopes.append(n_scopes)
+            n_scopes += 1
+            if name in ("loop", "while"):
+                open_loops.append((at, kernel.blocks[instruction[-1]][2]))
+        elif name in ("endloop", "endwhile"):
+            open_loops.pop()
+    return first, last
+
+
+def _too_many(kernel, kind, have, first, last):
+    """Return the error that names where a kernel needs the most registers of a kind."""
+    ids = {x.id for instruction in kernel.instructions for x in instruction if type(x) is kind}
+    busy = [sum(first[r] <= at <= last[r] for r in ids) for at in range(len(kernel.instructions))]
+    at = busy.index(max(busy))
+    return ValueError(f"kernel {kernel.name} needs {max(busy)} {kind.__name__} and its temporaries "
+                      f"at instruction {at}, {kernel.instructions[at]}, but there are {have}; "
+                      "keep fewer values at once")
+
+
+def allocate(kernel, encoder):
+    """Return (placed, ints, vectors): the instructions on real registers, and which were used.
+
+    placed: a list of [function of the encoder, operands...]; after the operands of the operation
+    come its temporaries, and for `call` the integer registers whose value is needed afterwards.
+    The register that an operation sets may be one that it reads for the last time; a temporary
+    is never any of the others.
+    """
+    first, last = _lifetimes(kernel)
+    ending = [[] for _ in kernel.instructions]
+    for r, at in enumerate(last):
+        if at >= 0:
+            ending[at].append(r)
+    real = [None] * kernel.n_regs
+    free_ints, free_vecs = list(reversed(encoder.int_order)), list(reversed(range(encoder.n_vectors)))
+    free_of = {}                        # register -> the list it came from
+    used_ints, used_vecs = set(), set()
+    for r, parameter in enumerate(encoder.parameters):
+        if last[r] >= 0:
+            real[r], free_of[r] = parameter, free_ints
+            free_ints.remove(parameter)
+            used_ints.add(parameter)
+    placed = []
+    for at, instruction in enumerate(kernel.instructions):
+        function, n_temps = encoder.rows[instruction[0]]
+        temps = ()
+        if n_temps:
+            if len(free_vecs) < n_temps:
+                raise _too_many(kernel, VecReg, encoder.n_vectors, first, last)
+            temps = free_vecs[-n_temps:]
+            del free_vecs[-n_temps:]
+            used_vecs.update(temps)
+        ended = ending[at]
+        for r in ended:
+            if real[r] is not None:
+                free_of[r].append(real[r])
+        line = [function]
+        for x in instruction[1:]:
+            kind = type(x)
+            if kind is IntReg or kind is VecReg:
+                r = x.id
+                if real[r] is None:
+                    free = free_ints if kind is IntReg else free_vecs
+                    if not free:
+                        have = len(encoder.int_order) if kind is IntReg else encoder.n_vectors
+                        raise _too_many(kernel, kind, have, first, last)
+                    real[r], free_of[r] = free.pop(), free
+                    (used_ints if kind is IntReg else used_vecs).add(real[r])
+                    if r in ended:      # set, and never looked at
+                        free.append(real[r])
+                line.append(real[r])
+            else:
+                line.append(x)
+        if temps:
+            line += temps
+            free_vecs += temps
+        elif instruction[0] == "call":
+            live = [r for r in free_of if first[r] < at < last[r]]
+            if any(free_of[r] is free_vecs for r in live):
+                raise ValueError(f"kernel {kernel.name}: a vector register is busy across a call; "
+                                 "store it before")
+            line.append(tuple(real[r] for r in live))
+        placed.append(line)
+    return placed, used_ints, used_vecs
+
+
+def encode(kernel, isa, abi=None):
+    """Return the bytes of a kernel for instruction set `isa` and calling convention `abi`."""
+    encoder = ENCODERS[isa](isa, abi or host_abi())
+    _emit(kernel, encoder)
+    return encoder.finish()
+
+
+def _emit(kernel, encoder):
+    placed, ints, vectors = allocate(kernel, encoder)
+    encoder.blocks = kernel.blocks
+    encoder.begin(ints, vectors, any(line[0] == "call" for line in kernel.instructions))
+    for function, *operands in placed:
+        function(encoder, *operands)
 
 
 # ---------------------------------------------------------------------------------------
