@@ -38,6 +38,7 @@ MIT License; see the file LICENSE.
 import argparse
 import base64
 import bisect
+import codecs
 import contextlib
 import ctypes
 import functools
@@ -48,13 +49,17 @@ import math
 import mmap
 import operator
 import os
+import platform
 import random
 import re
 import struct
 import sys
 import time
+import unicodedata
 import zlib
 from array import array
+from itertools import chain, repeat
+from operator import add, mul, neg, sub
 from typing import NamedTuple
 
 
@@ -96,6 +101,8 @@ class KshipraError(ValueError):
 # f32   | s | eeeeeeee | mmmmmmmmmmmmmmmmmmmmmmm |
 
 F16_MAX = 65504.0
+F32_MAX = 3.4028234663852886e38
+_PART_LEN = 1 << 16                             # weights coded at a time, to bound memory
 
 
 def f16_to_f32(data) -> array:
@@ -103,11 +110,21 @@ def f16_to_f32(data) -> array:
     return array("f", struct.unpack(f"<{len(data) // 2}e", data))
 
 
+def _f16s(floats):
+    """Return floats as f16; raises OverflowError where a finite one would become infinite."""
+    return struct.pack(f"<{len(floats)}e", *floats)
+
+
 def f32_to_f16(floats) -> bytes:
     """Return floats as f16: clamped to +-65504, then rounded half to even; NaN stays NaN."""
-    if len(floats) and not (-F16_MAX <= min(floats) and max(floats) <= F16_MAX):
-        floats = [min(max(x, -F16_MAX), F16_MAX) for x in floats]
-    return struct.pack(f"<{len(floats)}e", *floats)
+    try:
+        data = _f16s(floats)
+        tops = data[1::2]
+        if b"\x7c" not in tops and b"\xfc" not in tops:         # no infinity went in
+            return data
+    except OverflowError:
+        pass
+    return _f16s([min(max(x, -F16_MAX), F16_MAX) for x in floats])
 
 
 def bf16_to_f32(data) -> array:
@@ -123,15 +140,11 @@ def _decode_f32(data):
     return array("f", bytes(data))
 
 
-def _encode_f32(floats):
+def _write_f32(floats):
     return floats.tobytes()
 
 
-def _encode_f16(floats):
-    return struct.pack(f"<{len(floats)}e", *floats)        # OverflowError, where it would be inf
-
-
-def _encode_bf16(floats):
+def _write_bf16(floats):
     """Return finite floats as bf16, rounded half to even.
 
     Adding 0x7fff, and one more where the kept half is odd, carries into the kept half
@@ -208,6 +221,11 @@ def _read_f16(data, block_bytes, at):
     return f16_to_f32(pairs)
 
 
+def _each(values, n):
+    """Return an iterator over values, each of them n times."""
+    return chain.from_iterable(map(repeat, values, repeat(n)))
+
+
 class Format:
     """One way to keep weights: its measures, and how to read and write it.
 
@@ -239,16 +257,17 @@ class Format:
 
         weight = f32(scale * code + min): the product is exact, so it rounds once.
         """
-        if self._floats:
-            return self._floats(self._whole_blocks(data))
-        codes, scales, mins = self.unpack(data)
-        sub_len = self.sub_len
-        starts = range(0, len(codes), sub_len)
-        if mins is None:
-            return array("f", [scale * code for scale, start in zip(scales, starts)
-                               for code in codes[start:start + sub_len]])
-        return array("f", [scale * code + low for scale, low, start in zip(scales, mins, starts)
-                           for code in codes[start:start + sub_len]])
+        out = array("f")
+        for part in self._parts(data):
+            if self._floats:
+                out.extend(self._floats(part))
+                continue
+            codes, scales, mins = self._unpack(part)
+            weights = map(mul, codes, _each(scales, self.sub_len))
+            if mins:
+                weights = map(add, weights, _each(mins, self.sub_len))
+            out.extend(array("f", weights))
+        return out
 
     def unpack(self, data) -> tuple:
         """Return (codes, scales, mins) of the weights in `data`, whole blocks.
@@ -256,57 +275,79 @@ class Format:
         codes: array('b'), one a weight   scales: array('f'), one a sub-block of sub_len
         mins: array('f') like scales, or None.   weight = f32(scale * code + min)
         """
+        codes, scales, mins = array("b"), array("f"), array("f")
+        for part in self._parts(data):
+            for whole, more in zip((codes, scales, mins), self._unpack(part)):
+                whole.extend(more)
+        return codes, scales, None if self.m_off is None else mins
+
+    def _unpack(self, data):
         if self.codes is None:
-            raise KshipraError(f"{self.name} holds no codes to unpack; it is not a block format "
-                               "that kshipra reads")
-        data, size = self._whole_blocks(data), self.block_bytes
-        codes = self.codes.read(data, size)
-        scales = _read_f16(data, size, self.d_off)
-        mins = None if self.m_off is None else _read_f16(data, size, self.m_off)
-        if self.scales:
-            scales = self._sub_scales(scales, self.scales.read(data, size))
+            raise KshipraError(f"{self.name} is not a block format that kshipra reads, so it has "
+                               "no codes to unpack")
+        codes = self.codes.read(data, self.block_bytes)
+        scales = _read_f16(data, self.block_bytes, self.d_off)
+        mins = _read_f16(data, self.block_bytes, self.m_off) if self.m_off is not None else ()
+        n_subs = self.block_len // self.sub_len
+        if self.scales:                         # exact: 11 bits of d times at most 8
+            factors = self.scales.read(data, self.block_bytes)
+            scales = array("f", map(mul, factors, _each(scales, n_subs)))
         if self.mins:
-            mins = self._sub_scales([-m for m in mins], self.mins.read(data, size))
+            factors = self.mins.read(data, self.block_bytes)
+            mins = array("f", map(mul, factors, _each(map(neg, mins), n_subs)))
         return codes, scales, mins
 
-    def _sub_scales(self, ds, factors):
-        """Return every sub-block's d * factor; exact, 11 bits times at most 8."""
-        n = self.block_len // self.sub_len
-        return array("f", [d * factor for d, start in zip(ds, range(0, len(factors), n))
-                           for factor in factors[start:start + n]])
-
-    def _whole_blocks(self, data):
-        data = bytes(data)
-        if len(data) % self.block_bytes:
-            raise KshipraError(f"{self.name} data of {len(data)} bytes is no whole number of "
+    def _parts(self, data):
+        """Yield `data` as bytes, some thousand blocks at a time: the steps between take more
+        memory than their result, and a tensor may have a billion weights."""
+        view = memoryview(data).cast("B")
+        if len(view) % self.block_bytes:
+            raise KshipraError(f"{self.name} data of {len(view)} bytes is no whole number of "
                                f"blocks of {self.block_bytes} bytes")
-        return data
+        step = _PART_LEN // self.block_len * self.block_bytes
+        for start in range(0, len(view), step):
+            yield bytes(view[start:start + step])
 
     def encode(self, floats) -> bytes:
         """Return finite floats, whole blocks of them, in this format."""
         if self._write is None:
             raise KshipraError(f"kshipra does not write {self.name}; it writes "
                                + " ".join(f.name for f in FORMATS.values() if f._write))
-        floats = array("f", floats)
+        if not (isinstance(floats, array) and floats.typecode == "f"):
+            floats = array("f", floats)
         if len(floats) % self.block_len:
             raise KshipraError(f"{len(floats)} weights are no whole number of {self.name} blocks "
                                f"of {self.block_len}")
-        if not all(map(math.isfinite, floats)):
-            at = next(i for i, x in enumerate(floats) if not math.isfinite(x))
-            raise KshipraError(f"weight {at} is {floats[at]}; {self.name} is written from "
-                               "finite numbers only")
-        try:
-            return self._write(floats)
-        except OverflowError:
-            peak = max(map(abs, floats))
-            raise KshipraError(f"weights up to {peak:g} are beyond the range of "
-                               f"{self.name}") from None
+        out = []
+        for start in range(0, len(floats), _PART_LEN):
+            part = floats[start:start + _PART_LEN]
+            if not _all_finite(part):
+                at = next(i for i, x in enumerate(part) if not math.isfinite(x))
+                raise KshipraError(f"weight {start + at} is {part[at]}; {self.name} is written "
+                                   "from finite numbers only")
+            try:
+                out.append(self._write(part))
+            except OverflowError:
+                peak = max(map(abs, part))
+                raise KshipraError(f"weights up to {peak:g} are beyond the range of {self.name}; "
+                                   "take BF16 or F32") from None
+        return b"".join(out)
 
 
 # The encoders follow ggml's step for step, roundings included, so the bytes are the same.
+# Each array("f", ...) below is one f32 rounding of ggml's.
 
-def _blocks_of_32(floats):
-    return [floats[i:i + 32] for i in range(0, len(floats), 32)]
+def _all_finite(floats):
+    """Whether no float is infinite or NaN: an exponent of eight ones is either.
+
+    The first test looks at seven of the eight, which are ones from 2**127 up, rarely seen.
+    """
+    tops = floats.tobytes()[3::4]
+    return (b"\x7f" not in tops and b"\xff" not in tops) or all(map(math.isfinite, floats))
+
+
+def _blocks(floats):
+    return zip(*[iter(floats)] * 32)
 
 
 def _inverse(d):
@@ -314,83 +355,95 @@ def _inverse(d):
 
     A d so small that 1/d is infinite in f32 is 0 in f16, and then any code will do.
     """
-    inverse = array("f", [1 / d if d else 0.0])[0]
-    return inverse if math.isfinite(inverse) else 0.0
+    return 1 / d if d and abs(1 / d) <= F32_MAX else 0.0
 
 
-def _nibbles(codes):
-    """Return 32 codes as 16 bytes: code i in the low half of byte i, i + 16 in the high."""
-    return bytes([(low & 15) | ((high & 15) << 4) for low, high in zip(codes, codes[16:])])
+def _scaled(floats, ds):
+    """Return every x * (1/d) with its block's d."""
+    inverses = array("f", map(_inverse, ds))
+    return array("f", map(mul, floats, _each(inverses, 32)))
 
 
-def _fifth_bits(codes):
-    """Return bit 4 of 32 codes as 4 bytes, code 0 lowest."""
-    return sum(((code >> 4) & 1) << i for i, code in enumerate(codes)).to_bytes(4, "little")
+def _peak(block):
+    """Return the number of largest magnitude, the first of them where signs differ."""
+    high, low = max(block), min(block)
+    return high if high > -low else low if high < -low else max(block, key=abs)
 
 
-def _around_zero(block, top):
-    """Return (d, codes) of codes 0..2*top-1 that stand for -top..top-1.
+def _round_down(floats, limit):
+    """Return floats, none negative, as bytes: the integer part, or `limit` if that is less."""
+    return bytes(map(int, floats)).translate(bytes(min(b, limit) for b in range(256)))
+
+
+def _around_zero(floats, top):
+    """Return (ds, codes) of codes 0..2*top-1 that stand for -top..top-1.
 
     The weight of largest magnitude gets code 0, that is -top, exactly: d takes its sign.
     """
-    d = array("f", [max(block, key=abs) / -top])[0]
-    inverse = _inverse(d)
-    scaled = array("f", [x * inverse for x in block])
-    shifted = array("f", [x + (top + 0.5) for x in scaled])
-    return d, [min(2 * top - 1, int(x)) for x in shifted]
+    ds = array("f", [_peak(block) / -top for block in _blocks(floats)])
+    shifted = array("f", map(add, _scaled(floats, ds), repeat(top + 0.5)))
+    return ds, _round_down(shifted, 2 * top - 1)
 
 
-def _above_minimum(block, top):
-    """Return (d, m, codes) of codes 0..top that count up from the minimum m."""
-    m = min(block)
-    d = array("f", [array("f", [max(block) - m])[0] / top])[0]
-    inverse = _inverse(d)
-    above = array("f", [x - m for x in block])
-    scaled = array("f", [x * inverse for x in above])
-    return d, m, [min(top, int(x)) for x in array("f", [x + 0.5 for x in scaled])]
+def _above_minimum(floats, top):
+    """Return (ds, ms, codes) of codes 0..top that count up from the minimum m."""
+    ms = array("f", map(min, _blocks(floats)))
+    spans = array("f", map(sub, map(max, _blocks(floats)), ms))
+    if not _all_finite(spans):
+        raise OverflowError
+    ds = array("f", [span / top for span in spans])
+    above = array("f", map(sub, floats, _each(ms, 32)))
+    shifted = array("f", map(add, _scaled(above, ds), repeat(0.5)))
+    return ds, ms, _round_down(shifted, top)
+
+
+def _nibbles(codes):
+    """Return blocks of 32 codes as 16 bytes: code i in the low half of byte i, code i + 16 in
+    the high half."""
+    starts = range(0, len(codes), 32)
+    low = b"".join([codes[start:start + 16] for start in starts])
+    high = b"".join([codes[start + 16:start + 32] for start in starts])
+    return _or(low.translate(_bits(0, 4, 0)), high.translate(_bits(0, 4, 4)))
+
+
+def _fifth_bits(codes):
+    """Return bit 4 of every code, eight to a byte, lowest bit first."""
+    columns = [codes[i::8].translate(_bits(4, 1, i)) for i in range(8)]
+    return functools.reduce(_or, columns)
+
+
+def _shuffle(n_blocks, *columns):
+    """Return blocks made of a piece of each column, in order."""
+    sizes = [len(column) // n_blocks for column in columns]
+    return b"".join([column[i * size:(i + 1) * size]
+                     for i in range(n_blocks) for column, size in zip(columns, sizes)])
 
 
 def _write_q4_0(floats):
-    out = []
-    for block in _blocks_of_32(floats):
-        d, codes = _around_zero(block, 8)
-        out.append(struct.pack("<e", d) + _nibbles(codes))
-    return b"".join(out)
+    ds, codes = _around_zero(floats, 8)
+    return _shuffle(len(ds), _f16s(ds), _nibbles(codes))
 
 
 def _write_q4_1(floats):
-    out = []
-    for block in _blocks_of_32(floats):
-        d, m, codes = _above_minimum(block, 15)
-        out.append(struct.pack("<2e", d, m) + _nibbles(codes))
-    return b"".join(out)
+    ds, ms, codes = _above_minimum(floats, 15)
+    return _shuffle(len(ds), _f16s(ds), _f16s(ms), _nibbles(codes))
 
 
 def _write_q5_0(floats):
-    out = []
-    for block in _blocks_of_32(floats):
-        d, codes = _around_zero(block, 16)
-        out.append(struct.pack("<e", d) + _fifth_bits(codes) + _nibbles(codes))
-    return b"".join(out)
+    ds, codes = _around_zero(floats, 16)
+    return _shuffle(len(ds), _f16s(ds), _fifth_bits(codes), _nibbles(codes))
 
 
 def _write_q5_1(floats):
-    out = []
-    for block in _blocks_of_32(floats):
-        d, m, codes = _above_minimum(block, 31)
-        out.append(struct.pack("<2e", d, m) + _fifth_bits(codes) + _nibbles(codes))
-    return b"".join(out)
+    ds, ms, codes = _above_minimum(floats, 31)
+    return _shuffle(len(ds), _f16s(ds), _f16s(ms), _fifth_bits(codes), _nibbles(codes))
 
 
 def _write_q8_0(floats):
-    out = []
-    for block in _blocks_of_32(floats):
-        d = array("f", [max(map(abs, block)) / 127])[0]
-        inverse = _inverse(d)
-        scaled = array("f", [x * inverse for x in block])
-        codes = [int(x + math.copysign(0.5, x)) for x in scaled]     # half away from zero
-        out.append(struct.pack("<e32b", d, *codes))
-    return b"".join(out)
+    ds = array("f", [abs(_peak(block)) / 127 for block in _blocks(floats)])
+    scaled = _scaled(floats, ds)
+    codes = array("b", map(int, map(add, scaled, map(math.copysign, repeat(0.5), scaled))))
+    return _shuffle(len(ds), _f16s(ds), codes.tobytes())   # int: rounded half away from zero
 
 
 # The block formats, drawn: what stands above a box is the byte where it begins.
@@ -406,8 +459,9 @@ def _write_q8_0(floats):
 #        0     2                34
 # Q8_0  |  d  |   qs[32]       |    int8
 #
-# The k-quants, 256 weights a block.  qs is a heap of byte-wide columns: byte l of a run of
-# 32 holds the codes of weights l, l + 32, l + 64 ..., lowest bits first.
+# The k-quants, 256 weights a block.  "In columns": byte l of a run of 32 bytes holds fields
+# of the weights l, l + 32, l + 64 ..., lowest bits first, and the next run goes on from there.
+# So qs and qh lie; ql, in runs of 64: low nibble weight l, high nibble weight l + 64.
 #
 #        0             16         80     82
 # Q2_K  | scales[16]  | qs[64]  |  d   | dmin |    16 sub-blocks of 16, codes of 2 bits;
@@ -432,9 +486,9 @@ _K_SCALES = _Field(low=[(4, 4, 0, 6), (12, 4, 0, 4)], high=[(4, 4, 0, 0), (4, 4,
 _K_MINS = _Field(low=[(8, 4, 0, 6), (12, 4, 4, 4)], high=[(8, 4, 0, 0), (8, 4, 6, 2)], place=4)
 
 FORMATS = {row.name: row for row in (
-    Format("F32", 0, 1, 4, floats=_decode_f32, write=_encode_f32),
-    Format("F16", 1, 1, 2, floats=f16_to_f32, write=_encode_f16),
-    Format("BF16", 30, 1, 2, floats=bf16_to_f32, write=_encode_bf16),
+    Format("F32", 0, 1, 4, floats=_decode_f32, write=_write_f32),
+    Format("F16", 1, 1, 2, floats=f16_to_f32, write=_f16s),
+    Format("BF16", 30, 1, 2, floats=bf16_to_f32, write=_write_bf16),
     Format("Q4_0", 2, 32, 18, sub_len=32, d_off=0, write=_write_q4_0,
            codes=_Field([(2, 16, 0, 4), (2, 16, 4, 4)], bias=8)),
     Format("Q4_1", 3, 32, 20, sub_len=32, d_off=0, m_off=2, write=_write_q4_1,
@@ -505,14 +559,16 @@ LISTED_FORMATS = {row.name: row for row in (
 # GGUF v3; the README of huggingface/safetensors, "Format".
 
 _GGUF_MAGIC = b"GGUF"
-_GGUF_STRING, _GGUF_ARRAY = 8, 9
+_GGUF_BOOL, _GGUF_STRING, _GGUF_ARRAY = 7, 8, 9
 _GGUF_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?",
                  10: "Q", 11: "q", 12: "d"}                 # value type: letter of struct
 _GGUF_ALIGNMENT = 32                                        # unless general.alignment says
 _GGUF_MAX_DIMS = 4
-_LEAST_PAIR_BYTES = 8 + 4 + 1                               # key length, type, a byte
-_LEAST_INFO_BYTES = 8 + 4 + 8 + 4 + 8                       # name length, n_dims, dim, type, offset
-_SAFETENSORS_MAX_HEADER = 100_000_000                       # as in the safetensors library
+_LEAST_PAIR_BYTES = 8 + 4 + 1                               # length of key, type, a byte
+_LEAST_INFO_BYTES = 8 + 4 + 8 + 4 + 8                       # length of name, n_dims, ...
+_MAX_COUNT = 1 << 20                                        # tensors, metadata keys
+_MAX_ARRAY = 1 << 24                                        # elements of a metadata array
+_MAX_JSON_BYTES = 100_000_000                               # as in the safetensors library
 _SAFETENSORS_FLOATS = ("F32", "F16", "BF16")
 
 
@@ -570,8 +626,10 @@ class Tensor:
         self._data = view if view.format == "B" else view.cast("B")
         self.offset, self.path = offset, path
         self.strides = _row_major(self.shape) if strides is None else tuple(strides)
-        assert strides is not None or not format.block_len or (
-            len(self._data) == format.n_bytes(self.size)), "shape x format bytes, checked before"
+        if strides is None and format.block_len and len(self._data) != format.n_bytes(self.size):
+            raise KshipraError(f"tensor {_quote(name)} of type {format.name} and shape {shape} "
+                               f"needs {format.n_bytes(self.size)} bytes, against "
+                               f"{len(self._data)}", path, offset)
 
     def __repr__(self):
         return f"<Tensor {self.name} {self.format.name} {self.shape}>"
@@ -589,6 +647,11 @@ class Tensor:
                                "kshipra does not compute with; take a file with another "
                                "quantization", self.path, self.offset)
         return self._data
+
+    @property
+    def n_bytes(self) -> int:
+        """The bytes from the first element to the last; 0 if the type's size is unknown."""
+        return len(self._data)
 
     @property
     def contiguous(self) -> bool:
@@ -656,11 +719,12 @@ class Tensor:
         """Return the view that begins at element `first` and ends at its own last element."""
         span = sum((n - 1) * stride for n, stride in zip(shape, strides)) + 1
         end = first + span if math.prod(shape) else first
+        whole = self.data
         if first % self.format.block_len or end % self.format.block_len:
             raise KshipraError(f"tensor {_quote(self.name)}: elements {first} to {end} cut a "
                                f"{self.format.name} block of {self.format.block_len}", self.path)
         start_bytes = self.format.n_bytes(first)
-        data = self._data[start_bytes:self.format.n_bytes(end)]
+        data = whole[start_bytes:self.format.n_bytes(end)]
         offset = None if self.offset is None else self.offset + start_bytes
         return Tensor(self.name, self.format, shape, data, offset, self.path, strides)
 
@@ -680,7 +744,9 @@ class Strings:
 
     def raw(self) -> list:
         """Return every string as bytes."""
-        return [bytes(self._view[start + 8:end])
+        first = self._ends[0]
+        copy = bytes(self._view[first:self._ends[-1]])
+        return [copy[start - first + 8:end - first]
                 for start, end in zip(self._ends, self._ends[1:])]
 
     def __iter__(self):
@@ -692,9 +758,6 @@ class Strings:
         i = range(len(self))[index]
         piece = bytes(self._view[self._ends[i] + 8:self._ends[i + 1]])
         return piece.decode("utf-8", "surrogateescape")
-
-    def __eq__(self, other):
-        return list(self) == list(other)
 
     def __repr__(self):
         return f"<{len(self)} strings>"
@@ -741,16 +804,18 @@ class _Cursor:
     def strings(self, n, what):
         """Return n strings as Strings.  The loop checks nothing: a false length runs past
         the end of the file, and the next read, or the last line, finds it there."""
-        self.off, start = self.take(0, what), self.off
-        unpack, view, off, ends = struct.Struct("<Q").unpack_from, self.view, start, [start]
+        unpack, view = struct.Struct("<Q").unpack_from, self.view
+        start = off = self.off
+        ends = array("Q", [start])
         try:
             for _ in range(n):
                 off += 8 + unpack(view, off)[0]
                 ends.append(off)
-        except (struct.error, OverflowError):
+        except (struct.error, OverflowError):   # past the end; past 64 bits
             off = len(view) + 1
         if off > len(view):
-            self.fail(f"{what}: string {len(ends) - 1} of {n} runs past the end of the file, "
+            n_whole = sum(end <= len(view) for end in ends) - 1
+            self.fail(f"{what}: string {n_whole} of {n} runs past the end of the file, "
                       f"{len(view)} bytes; the file is truncated, so fetch it again", start)
         self.off = off
         return Strings(view, ends)
@@ -764,7 +829,7 @@ def _metadata_value(cursor, kind, what):
         return _metadata_array(cursor, what)
     if kind not in _GGUF_SCALARS:
         cursor.fail(f"{what} has value type {kind}; GGUF knows types 0 to 12", cursor.off - 4)
-    if kind == 7:
+    if kind == _GGUF_BOOL:
         (value,) = cursor.numbers("B", what)
         if value > 1:
             cursor.fail(f"{what} is a bool of value {value}, against 0 or 1", cursor.off - 1)
@@ -775,21 +840,24 @@ def _metadata_value(cursor, kind, what):
 def _metadata_array(cursor, what):
     """Return an array value: element type u32, count u64, elements."""
     kind, n = cursor.numbers("IQ", what)
-    left_bytes = len(cursor.view) - cursor.off
-    if kind == _GGUF_STRING:
-        if 8 * n > left_bytes:
-            cursor.fail(f"{what} counts {n} strings but {left_bytes} bytes are left; the file is "
-                        "truncated, so fetch it again")
-        return cursor.strings(n, what)
-    if kind not in _GGUF_SCALARS:
+    if kind != _GGUF_STRING and kind not in _GGUF_SCALARS:
         cursor.fail(f"{what} is an array of element type {kind}; kshipra reads arrays of numbers "
                     "and of strings", cursor.off - 12)
-    letter = "B" if kind == 7 else _GGUF_SCALARS[kind]
-    start = cursor.take(n * struct.calcsize(letter), what)
+    letter = "Q" if kind == _GGUF_STRING else "B" if kind == _GGUF_BOOL else _GGUF_SCALARS[kind]
+    least_bytes, left_bytes = n * struct.calcsize(letter), len(cursor.view) - cursor.off
+    if least_bytes > left_bytes:
+        cursor.fail(f"{what} has {n} elements, at least {least_bytes} bytes, but {left_bytes} are "
+                    "left; the file is truncated, so fetch it again", cursor.off - 8)
+    if n > _MAX_ARRAY:
+        cursor.fail(f"{what} has {n} elements, over {_MAX_ARRAY}, the most that kshipra reads",
+                    cursor.off - 8)
+    if kind == _GGUF_STRING:
+        return cursor.strings(n, what)
+    start = cursor.take(least_bytes, what)
     values = array(letter, bytes(cursor.view[start:cursor.off]))
-    if kind == 7:
+    if kind == _GGUF_BOOL:
         if max(values, default=0) > 1:
-            cursor.fail(f"{what} is an array of bools with a value over 1", start)
+            cursor.fail(f"{what} is an array of bools, one of them {max(values)}", start)
         return [bool(value) for value in values]
     return values
 
@@ -813,6 +881,8 @@ def _gguf_header(cursor):
         if n * least > left_bytes:
             cursor.fail(f"{what} count {n} needs at least {n * least} bytes but {left_bytes} are "
                         "left; the file is truncated or damaged, so fetch it again", 8)
+        if n > _MAX_COUNT:
+            cursor.fail(f"{what} count {n} is over {_MAX_COUNT}, the most that kshipra reads", 8)
     return version, n_tensors, n_pairs
 
 
@@ -886,10 +956,11 @@ def _gguf_tensors(cursor, infos, alignment):
     return tensors
 
 
-def _gguf_alignment(cursor, metadata):
+def _gguf_alignment(metadata, path):
     alignment = metadata.get("general.alignment", _GGUF_ALIGNMENT)
     if type(alignment) is not int or alignment < 8 or alignment & (alignment - 1):
-        cursor.fail(f"general.alignment is {_quote(alignment)}, against a power of two from 8 up")
+        raise KshipraError(f"general.alignment is {_quote(alignment)}, against a power of two, "
+                           "8 or more", path)
     return alignment
 
 
@@ -898,7 +969,7 @@ def _read_gguf(path, view):
     cursor = _Cursor(view, path)
     version, n_tensors, n_pairs = _gguf_header(cursor)
     metadata = _gguf_metadata(cursor, n_pairs)
-    alignment = _gguf_alignment(cursor, metadata)
+    alignment = _gguf_alignment(metadata, path)
     infos = _gguf_infos(cursor, n_tensors)
     return version, metadata, _gguf_tensors(cursor, infos, alignment)
 
@@ -925,9 +996,8 @@ class GGUF:
             raise KshipraError(f"split.count is {_quote(n_parts)}, against 1 to 99999", self.path)
         ending = f"-00001-of-{n_parts:05d}.gguf"
         if not self.path.endswith(ending):
-            raise KshipraError(f"this is one part of a model split in {n_parts}, but its name does "
-                               f"not end in {ending}; open the first part, under its own name",
-                               self.path)
+            raise KshipraError(f"a part of a model split in {n_parts}, but its name does not end "
+                               f"in {ending}; open the first part, under its own name", self.path)
         for i in range(2, n_parts + 1):
             part = self.path[:-len(ending)] + f"-{i:05d}-of-{n_parts:05d}.gguf"
             if not os.path.isfile(part):
@@ -989,12 +1059,12 @@ def _safetensors_tensor(name, info, view, data_off, cursor):
                     "end", 8)
     start, end = offsets
     if data_off + end > len(view):
-        cursor.fail(f"{what}: data_offsets end at byte {data_off + end}, past the end of the file, "
-                    f"{len(view)} bytes; the file is truncated, so fetch it again", 8)
+        cursor.fail(f"{what}: data_offsets end at byte {data_off + end}, past the end of the "
+                    f"file, {len(view)} bytes; the file is truncated, so fetch it again", 8)
     n_bytes = format.n_bytes(math.prod(shape))
     if n_bytes != end - start:
-        cursor.fail(f"{what}: dtype {dtype} and shape {_quote(tuple(shape))} need {_quote(n_bytes)} "
-                    f"bytes, against the {end - start} of its data_offsets", 8)
+        cursor.fail(f"{what}: dtype {dtype} and shape {_quote(tuple(shape))} need "
+                    f"{_quote(n_bytes)} bytes, against the {end - start} of its data_offsets", 8)
     data = view[data_off + start:data_off + end]
     return Tensor(name, format, shape, data, data_off + start, cursor.path)
 
@@ -1007,9 +1077,9 @@ class Safetensors:
         view = _map_file(self.path)
         cursor = _Cursor(view, self.path)
         (header_bytes,) = cursor.numbers("Q", "the header length")
-        if header_bytes > _SAFETENSORS_MAX_HEADER:
+        if header_bytes > _MAX_JSON_BYTES:
             cursor.fail(f"header length {header_bytes} is too large, against at most "
-                        f"{_SAFETENSORS_MAX_HEADER}; this is no safetensors file", 0)
+                        f"{_MAX_JSON_BYTES}; this is no safetensors file", 0)
         start = cursor.take(header_bytes, "the header")
         header = _parse_object(view[start:cursor.off], "the header", self.path, 8)
         self.metadata = header.pop("__metadata__", {})
@@ -1033,10 +1103,17 @@ class Safetensors:
                                "holds something else", self.path, end)
 
 
-def _read_file(path):
+def _read_json(path):
+    """Return the JSON object in a file."""
+    name = os.path.basename(path)
+    if not os.path.isfile(path):                # a pipe would be waited for
+        raise KshipraError(f"{name} is missing; this is no model directory, or not a whole one",
+                           path)
+    if os.path.getsize(path) > _MAX_JSON_BYTES:
+        raise KshipraError(f"{name} is larger than {_MAX_JSON_BYTES} bytes", path)
     try:
         with open(path, "rb") as file:
-            return file.read()
+            return _parse_object(file.read(), name, path)
     except OSError as error:
         raise KshipraError(f"cannot be read: {error.strerror}", path) from None
 
@@ -1079,8 +1156,7 @@ class HFDirectory:
         return os.path.isfile(os.path.join(self.path, name))
 
     def _object(self, name):
-        file = os.path.join(self.path, name)
-        return _parse_object(_read_file(file), name, file)
+        return _read_json(os.path.join(self.path, name))
 
     def _weight_map(self):
         """Return {tensor: shard} from the index, every shard a file of this directory."""
@@ -1096,8 +1172,8 @@ class HFDirectory:
             raise KshipraError("weight_map is missing or no JSON object of names", file)
         for tensor, shard in homes.items():
             if type(shard) is not str:
-                raise KshipraError(f"weight_map: the shard of {_quote(tensor)} is {_quote(shard)}, "
-                                   "against a file name", file)
+                raise KshipraError(f"weight_map: the shard of {_quote(tensor)} is "
+                                   f"{_quote(shard)}, against a file name", file)
             if shard in ("", ".", "..") or any(c in shard for c in "/\\:\0"):
                 raise KshipraError(f"weight_map: shard {_quote(shard)} of {_quote(tensor)} points "
                                    "outside the directory", file)
@@ -1123,8 +1199,8 @@ def _entries(tensors):
         if name in names:
             raise KshipraError(f"tensor {_quote(name)} is to be written twice")
         if shape and shape[-1] % format.block_len:
-            raise KshipraError(f"tensor {_quote(name)}: rows of {shape[-1]} are no multiple of the "
-                               f"{format.name} block of {format.block_len}")
+            raise KshipraError(f"tensor {_quote(name)}: rows of {shape[-1]} are no multiple of "
+                               f"the {format.name} block of {format.block_len}")
         names.add(name)
         entries.append((name, format, tuple(shape), pieces))
     return entries
@@ -1136,8 +1212,8 @@ def _write_pieces(file, name, pieces, n_bytes):
     for piece in pieces:
         done_bytes += file.write(piece)
     if done_bytes != n_bytes:
-        raise KshipraError(f"tensor {_quote(name)}: {done_bytes} bytes to write, against {n_bytes} "
-                           "for its shape and format")
+        raise KshipraError(f"tensor {_quote(name)}: {done_bytes} bytes to write, against "
+                           f"{n_bytes} for its shape and format")
 
 
 @contextlib.contextmanager
@@ -1176,7 +1252,7 @@ def _gguf_integer_kind(values):
 def _gguf_value(value):
     """Return (value type, bytes) of a metadata value."""
     if isinstance(value, bool):
-        return 7, struct.pack("<?", value)
+        return _GGUF_BOOL, struct.pack("<?", value)
     if isinstance(value, int):
         kind = _gguf_integer_kind([value])
         return kind, struct.pack("<" + _GGUF_SCALARS[kind], value)
@@ -1200,7 +1276,7 @@ def _gguf_elements(values):
     if kinds == {str}:
         return _GGUF_STRING, b"".join([_gguf_string(v) for v in values])
     if kinds == {bool}:
-        return 7, bytes(values)
+        return _GGUF_BOOL, bytes(values)
     if kinds == {int}:
         kind = _gguf_integer_kind(values)
         return kind, struct.pack(f"<{len(values)}{_GGUF_SCALARS[kind]}", *values)
@@ -1217,7 +1293,7 @@ def write_gguf(path, metadata: dict, tensors) -> None:
     written as u32 where it fits, else i32, u64, i64; a float as f32; an array as its type.
     tensors: {name: Tensor} or an iterable of Tensors or (name, format, shape, pieces)
     """
-    alignment = metadata.get("general.alignment", _GGUF_ALIGNMENT)
+    alignment = _gguf_alignment(metadata, path)
     entries = _entries(tensors)
     head = [_GGUF_MAGIC, struct.pack("<IQQ", 3, len(entries), len(metadata))]
     for key, value in metadata.items():
@@ -1226,8 +1302,8 @@ def write_gguf(path, metadata: dict, tensors) -> None:
     offset, sizes = 0, []
     for name, format, shape, _ in entries:
         if format.type_id is None or not 1 <= len(shape) <= _GGUF_MAX_DIMS:
-            raise KshipraError(f"tensor {_quote(name)} of type {format.name} and shape {shape} has "
-                               "no place in GGUF")
+            raise KshipraError(f"tensor {_quote(name)} of type {format.name} and shape {shape} "
+                               "has no place in GGUF")
         head += [_gguf_string(name), struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1]),
                  struct.pack("<IQ", format.type_id, offset)]
         sizes.append(format.n_bytes(math.prod(shape)))
@@ -1262,6 +1338,947 @@ def write_safetensors(path, metadata: dict, tensors) -> None:
 
 # ---------------------------------------------------------------------------------------
 # 3. Text
+#
+# A model reads and writes token ids.  A tokenizer turns text into ids and back: it cuts the
+# text into words, writes each word as a row of characters, and joins neighbours, best pair
+# first, until no pair is left that the vocabulary knows (byte-pair encoding).
+#
+#   text -> special tokens cut out -> words -> characters -> merges -> ids
+#
+# Two families share the merge loop.  Byte-level BPE cuts words by a rule per model family
+# and merges bytes in the order of a list.  SentencePiece merges characters by the score of
+# the result, and falls back to bytes for what it does not know.  A vocabulary comes from
+# GGUF metadata or from the files of a Hugging Face directory.
+#
+# Not here: WordPiece and Unigram vocabularies.  After Sennrich et al. (2016), "Neural machine
+# translation of rare words with subword units", algorithm 1; the rules per family are those
+# of llama.cpp, src/llama-vocab.cpp, and of each model's tokenizer.json.
+
+# 3.1 Merging, and the vocabulary that says what may merge.
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)     # GGUF, token_type
+
+WORD_CACHE_ENTRIES = 1 << 16    # words whose ids are remembered,
+WORD_CACHE_CHARS = 64           # if they are no longer than this
+
+
+def bpe_merge(parts, rank):
+    """Join neighbours in parts, lowest rank first and leftmost of equals, while any has a rank.
+
+    parts: list of str   rank(left, right): a number, or None where the pair does not merge
+    The parts are a linked list (before, after).  Every rank has a heap of its places, and the
+    ranks are in a heap too.  A place whose rank has changed since is out of date and skipped.
+    So n characters cost n log n, also when they are all equal.
+
+    With ranks {"a b": 0, "ab ab": 1}: a b a b -> ab a b -> ab ab -> abab.
+    """
+    n = len(parts)
+    numbers = list(range(-1, n + 1))
+    before, after = numbers[:n], numbers[2:]
+    ranks = [rank(left, right) for left, right in zip(parts, parts[1:])] + [None]
+    places = {}
+    for i, r in enumerate(ranks):
+        if r is not None:
+            places.setdefault(r, []).append(i)
+    order = list(places)
+    heapq.heapify(order)
+    while order:
+        r = order[0]
+        if not places[r]:
+            del places[heapq.heappop(order)]
+            continue
+        i = heapq.heappop(places[r])
+        if ranks[i] != r:
+            continue
+        gone = after[i]
+        parts[i] += parts[gone]
+        parts[gone] = ranks[gone] = None
+        after[i] = after[gone]
+        if after[i] < n:
+            before[after[i]] = i
+        for left in (before[i], i):
+            if left < 0:
+                continue
+            right = after[left]
+            new = ranks[left] = rank(parts[left], parts[right]) if right < n else None
+            if new is not None:
+                if new not in places:
+                    places[new] = []
+                    heapq.heappush(order, new)
+                heapq.heappush(places[new], left)
+    return [part for part in parts if part is not None]
+
+
+class Vocabulary:
+    """The text and the type of every token id, and the ways to look a text up.
+
+    texts: sequence of str or UTF-8 bytes   types: sequence of int
+    No index is built before it is asked for: a vocabulary may hold 262144 tokens.
+    """
+
+    def __init__(self, texts, types):
+        self.texts, self.types = texts, types
+
+    def __len__(self):
+        return len(self.texts)
+
+    def text(self, token):
+        """Return a token's text; bytes that are not UTF-8 are surrogates in it."""
+        return _as_str(self.texts[token])
+
+    @functools.cached_property
+    def special(self):
+        """{text: token} of the tokens that are matched as they stand, before any word is cut."""
+        kinds = (UNKNOWN, CONTROL, USER_DEFINED)
+        found = {}
+        for token, kind in enumerate(self.types):
+            if kind in kinds:
+                found.setdefault(self.text(token), token)
+        found.pop("", None)
+        return found
+
+    @functools.cached_property
+    def ids(self):
+        """{text: token} of the tokens that merging may yield: never a control or byte token.
+
+        Of two tokens with one text the lower id counts.
+        """
+        n = len(self)
+        texts = [_as_str(text) for text in self.texts]
+        found = dict(zip(reversed(texts), range(n - 1, -1, -1)))
+        for token, kind in enumerate(self.types):
+            if kind not in (NORMAL, USER_DEFINED) and found.get(texts[token]) == token:
+                del found[texts[token]]
+        return found
+
+    @functools.cached_property
+    def byte_ids(self):
+        """{"<0xF0>": token} of the tokens that stand for one byte."""
+        return {self.text(token): token for token, kind in enumerate(self.types) if kind == BYTE}
+
+
+def _as_str(text):
+    return text if isinstance(text, str) else bytes(text).decode("utf-8", "surrogateescape")
+
+
+# 3.2 Where to cut words.  Every family has its regular expressions, applied one after another,
+# each to what the one before has cut.  They speak of Unicode classes, which `re` does not
+# know.  So a character that is not ASCII is first replaced by a stand-in for its class; then
+# \p{L} is a short set, and \s in ASCII mode is right too.
+
+STAND_INS = {"Lu": "À", "Ll": "à", "Lt": "ǅ", "Lm": "ʰ", "Lo": "ª", "M": "\u0300", "N": "²",
+             "P": "¡", "S": "©", "Z": "\v", "C": "\x80"}
+CLASSES = {"Lu": "A-ZÀ", "Ll": "a-zà", "Lt": "ǅ", "Lm": "ʰ", "Lo": "ª", "L": "A-Za-zÀàǅʰª",
+           "M": "\u0300", "N": "0-9²", "P": r"!-#%-*,-/:;?@\[-\]_{}¡", "S": "$+<=>^`|~©"}
+
+
+# The letters, marks, numbers and punctuation that Unicode 14.0, 15.0 and 15.1 added, since
+# Python 3.9 knows 13.0 only and ids must not depend on the Python.  Source: UnicodeData.txt.
+NEWER = {
+    "Lu": "2c2f a7c0 a7d0 a7d6 a7d8 10570-1057a 1057c-1058a 1058c-10592 10594-10595",
+    "Ll": "2c5f a7c1 a7d1 a7d3 a7d5 a7d7 a7d9 10597-105a1 105a3-105b1 105b3-105b9 105bb-105bc "
+          "1df00-1df09 1df0b-1df1e 1df25-1df2a",
+    "Lm": "8c9 a7f2-a7f4 10780-10785 10787-107b0 107b2-107ba 1aff0-1aff3 1aff5-1affb "
+          "1affd-1affe 1e030-1e06d 1e4eb",
+    "Lo": "870-887 889-88e 8b5 8c8 c5d cdd 170d 171f 1b4c 9ffd-9fff 10f70-10f81 11071-11072 "
+          "11075 1123f-11240 11740-11746 11ab0-11abf 11f02 11f04-11f10 11f12-11f33 12f90-12ff0 "
+          "1342f 13441-13446 16a70-16abe 1b11f-1b122 1b132 1b155 1df0a 1e290-1e2ad 1e4d0-1e4ea "
+          "1e7e0-1e7e6 1e7e8-1e7eb 1e7ed-1e7ee 1e7f0-1e7fe 2a6de-2a6df 2b735-2b739 2ebf0-2ee5d "
+          "31350-323af",
+    "M": "898-89f 8ca-8d2 c3c cf3 ece 1715 180f 1ac1-1ace 1dfa 10efd-10eff 10f82-10f85 11070 "
+         "11073-11074 110c2 11241 11f00-11f01 11f03 11f34-11f3a 11f3e-11f42 13440 13447-13455 "
+         "1cf00-1cf2d 1cf30-1cf46 1e08f 1e2ae 1e4ec-1e4ef",
+    "N": "11f50-11f59 16ac0-16ac9 1d2c0-1d2d3 1e4f0-1e4f9",
+    "P": "61d 1b7d-1b7e 2e53-2e5d 10f86-10f89 116b9 11b00-11b09 11f43-11f4f 12ff1-12ff2",
+}
+
+
+def stand_in(code):
+    """Return the stand-in for a code point; ASCII stands for itself."""
+    if code < 128:
+        return chr(code)
+    if code == 0x85:                            # next line: a control, but white space
+        return STAND_INS["Z"]
+    category = unicodedata.category(chr(code))
+    if category == "Cn":
+        for newer, runs in NEWER.items():
+            bounds = (run.split("-") for run in runs.split())
+            if any(int(run[0], 16) <= code <= int(run[-1], 16) for run in bounds):
+                category = newer
+    return STAND_INS.get(category) or STAND_INS[category[0]]
+
+
+class StandIns(dict):
+    """A table for str.translate that fills itself, to a bound."""
+
+    def __missing__(self, code):
+        found = stand_in(code)
+        if len(self) < 1 << 16:
+            self[code] = found
+        return found
+
+
+STAND_IN_TABLE = StandIns()
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+          r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+QWEN2 = LLAMA3.replace("{1,3}", "")
+GPT4O = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+TEKKEN = GPT4O.replace(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
+PUNCTUATION = r"[\p{P}$+<=>^`|~]+"
+DIGIT, DIGITS, THREE_DIGITS = r"\p{N}", r"\p{N}+", "[0-9][0-9][0-9]"
+KNOWN_PATTERNS = {GPT2, LLAMA3, QWEN2, GPT4O, TEKKEN, DIGIT, DIGITS, THREE_DIGITS, r"\p{N}{1,3}"}
+
+# tokenizer.ggml.pre -> the expressions.
+PRE_TOKENIZERS = {
+    "default":        (r"[\p{P}$+<=>^|~]+", GPT2, DIGITS, THREE_DIGITS),
+    "gpt-2":          (GPT2,),
+    "phi-2":          (GPT2,),
+    "mpt":            (GPT2,),
+    "olmo":           (GPT2,),
+    "falcon":         (PUNCTUATION, GPT2, THREE_DIGITS),
+    "smollm":         (DIGIT, GPT2),
+    "starcoder":      (DIGIT, GPT2),
+    "refact":         (DIGIT, GPT2),
+    "command-r":      (DIGIT, GPT2),
+    "codeshell":      (DIGIT, GPT2),
+    "llama-bpe":      (LLAMA3,),
+    "llama3":         (LLAMA3,),
+    "llama-v3":       (LLAMA3,),
+    "falcon3":        (LLAMA3,),
+    "dbrx":           (LLAMA3,),
+    "smaug-bpe":      (LLAMA3,),
+    "qwen2":          (QWEN2,),
+    "deepseek-r1-qwen": (QWEN2,),
+    "stablelm2":      (QWEN2,),
+    "gpt-4o":         (GPT4O,),
+    "llama4":         (GPT4O,),
+    "tekken":         (TEKKEN,),
+    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", DIGIT),
+}
+# A word that is a token as a whole is taken whole, and BOS is added unless the file objects.
+WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}
+
+
+@functools.lru_cache(maxsize=None)
+def compile_pattern(pattern):
+    """Compile an expression with \\p{..} to one over stand-ins -> (compiled, over stand-ins).
+
+    An expression without classes is matched against the text itself.
+    """
+    def expand(match):
+        found = match.group()
+        inside = re.sub(r"\\p\{(\w+)\}", lambda name: CLASSES[name.group(1)], found)
+        return inside if found[0] == "[" else f"[{inside}]"
+
+    expanded = re.sub(r"\[(?:\\.|[^\]\\])*\]|\\p\{\w+\}", expand, pattern)
+    return re.compile(expanded, re.ASCII), "\\p" in pattern
+
+
+def cut_words(text, patterns):
+    """Return text cut at the matches of each pattern in turn, and between them; loses nothing.
+
+    With GPT2: "I'll go  on" -> ["I", "'ll", " go", " ", " on"].
+    """
+    stand_ins = text if text.isascii() else text.translate(STAND_IN_TABLE)
+    spans = [(0, len(text))]
+    for pattern in patterns:
+        compiled, over_stand_ins = compile_pattern(pattern)
+        subject = stand_ins if over_stand_ins else text
+        cut = []
+        for start, end in spans:
+            for match in compiled.finditer(subject, start, end):
+                if match.start() > start:
+                    cut.append((start, match.start()))
+                cut.append(match.span())
+                start = match.end()
+            if start < end:
+                cut.append((start, end))
+        spans = cut
+    return [text[start:end] for start, end in spans]
+
+
+def normalize(form, text):
+    """Return unicodedata.normalize(form, text), in linear time.
+
+    The library sorts a run of marks by insertion, which takes the square of its length; so
+    long runs are decomposed and sorted here.  Source: Unicode Standard, 3.11, canonical order.
+    """
+    def in_order(match):
+        marks = "".join([unicodedata.normalize("NFD", c) for c in text[slice(*match.span())]])
+        runs = itertools.groupby(marks, lambda c: unicodedata.combining(c) > 0)
+        return "".join(["".join(sorted(run, key=unicodedata.combining)) if moves
+                        else "".join(run) for moves, run in runs])
+
+    if text.isascii():
+        return text
+    out, start = [], 0
+    for match in re.finditer(STAND_INS["M"] + "{32,}", text.translate(STAND_IN_TABLE)):
+        out += [text[start:match.start()], in_order(match)]
+        start = match.end()
+    return unicodedata.normalize(form, "".join(out) + text[start:])
+
+
+# 3.3 The two families.  Both offer words(text, first), word_ids(word) and piece(text).
+#
+# Byte-level vocabularies write a byte as a printable character: printable Latin-1 as itself,
+# the other 68 bytes as U+0100 and on.  Source: GPT-2, encoder.py, bytes_to_unicode.
+
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTE_TO_CHAR = {**{byte: chr(byte) for byte in _PRINTABLE},
+                **{byte: chr(256 + i) for i, byte in enumerate(_OTHERS)}}
+CHAR_TO_BYTE = {char: byte for byte, char in BYTE_TO_CHAR.items()}
+
+
+class ByteLevel:
+    """Byte-level BPE: words of bytes, merged in the order of a list.
+
+    merges: sequence of str or bytes, "left right", most urgent first
+    patterns: where to cut words   whole_words: take a word that is a token without merging
+    """
+
+    space_prefix = "never"
+
+    def __init__(self, vocabulary, merges, patterns, whole_words=False, normal_form=None):
+        self.vocabulary, self.merges, self.patterns = vocabulary, merges, patterns
+        self.whole_words, self.normal_form = whole_words, normal_form
+
+    @functools.cached_property
+    def ranks(self):
+        """{"left right": rank}"""
+        if len(self.merges) and not isinstance(self.merges[0], str):
+            return {bytes(m).decode("utf-8", "surrogateescape"): i
+                    for i, m in enumerate(self.merges)}
+        return {m: i for i, m in enumerate(self.merges)}
+
+    def rank(self, left, right):
+        found = self.ranks.get(f"{left} {right}")
+        return found if found is not None and left + right in self.vocabulary.ids else None
+
+    def words(self, text, first):
+        if self.normal_form:
+            text = normalize(self.normal_form, text)
+        for word in cut_words(text, self.patterns):
+            yield word.encode("utf-8").decode("latin-1").translate(BYTE_TO_CHAR)
+
+    def word_ids(self, word):
+        ids = self.vocabulary.ids
+        if self.whole_words and word in ids:
+            return [ids[word]]
+        # A byte without a token is left out, as everywhere: Falcon has none for control bytes.
+        return [ids[part] for part in bpe_merge(list(word), self.rank) if part in ids]
+
+    def piece(self, text):
+        """Return the bytes that a normal token's text stands for."""
+        return b"".join(bytes((CHAR_TO_BYTE[c],)) if c in CHAR_TO_BYTE
+                        else c.encode("utf-8", "surrogateescape") for c in text)
+
+
+SPACE = "\u2581"                            # how SentencePiece writes a space
+BYTE_TEXT = re.compile("<0x[0-9A-F]{2}>")   # and a byte without a character
+
+
+class SentencePiece:
+    """SentencePiece BPE: characters, merged by the score of the result, with byte fallback.
+
+    rank(left, right): as in bpe_merge   unknown_id: for characters without byte tokens
+    space_prefix: "always" puts a space before the text and again after each special token,
+    "first" only before the text, "never"; a text that begins with one gets none if `once`.
+    """
+
+    def __init__(self, vocabulary, rank, space_prefix, unknown_id=None, once=False,
+                 normal_form=None):
+        self.vocabulary, self.rank, self.unknown_id = vocabulary, rank, unknown_id
+        self.space_prefix, self.once, self.normal_form = space_prefix, once, normal_form
+
+    @functools.cached_property
+    def cuts(self):
+        """Where no merge can reach across: before a space, unless after a character that some
+        token has before a space.  So words can be merged, and remembered, one by one."""
+        tokens = "\0".join(self.vocabulary.ids)
+        inside = "".join(sorted(set(re.findall(f"(?s)(.){SPACE}", tokens)) | {SPACE}))
+        return re.compile(f"(?<![{re.escape(inside)}])(?={SPACE})")
+
+    def words(self, text, first):
+        if self.normal_form:
+            text = normalize(self.normal_form, text)
+        text = text.replace(" ", SPACE)
+        wanted = self.space_prefix == "always" or (self.space_prefix == "first" and first)
+        if wanted and not (self.once and text.startswith(SPACE)):
+            text = SPACE + text
+        return filter(None, self.cuts.split(text))
+
+    def word_ids(self, word):
+        ids, byte_ids = self.vocabulary.ids, self.vocabulary.byte_ids
+        out = []
+        for part in bpe_merge(list(word), self.rank):
+            if part in ids:
+                out.append(ids[part])
+                continue
+            bytes_of_part = [byte_ids.get(f"<0x{b:02X}>") for b in part.encode("utf-8")]
+            if None in bytes_of_part:
+                bytes_of_part = [self.unknown_id]
+            if None in bytes_of_part:
+                raise KshipraError(f"tokenizer: the vocabulary has no token for {part!r}, not all "
+                                   "bytes and no unknown token; leave the character out")
+            out.extend(bytes_of_part)
+        return out
+
+    def piece(self, text):
+        """Return the bytes that a normal token's text stands for."""
+        return text.replace(SPACE, " ").encode("utf-8", "surrogateescape")
+
+
+# 3.4 The tokenizer.
+#
+# Tokens that end a turn or a text, whatever the metadata call them, if they are special in the
+# vocabulary at all.  Source: llama.cpp, src/llama-vocab.cpp, special_eog_ids.
+STOP_TEXTS = {
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>",
+    "<|calls|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|end_of_text|>", "<|EOT|>",
+    "<end_of_utterance>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
+    "<｜end▁of▁sentence｜>"}
+# Of these, the turn openers and the marks of fill-in-the-middle a file may say "user-defined".
+# Here they are control tokens all the same, so that no one can type them.
+CONTROL_TEXTS = STOP_TEXTS | {
+    "<start_of_turn>", "<|turn>", "<|im_start|>", "<|start_header_id|>", "<|end_header_id|>",
+    "<｜begin▁of▁sentence｜>", "<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>",
+    *(mark.format(part) for mark in ("<|fim_{}|>", "<fim_{}>", "<fim-{}>")
+      for part in ("prefix", "suffix", "middle", "pad"))}
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    n_vocab: number of tokens   bos_id, eos_id: int or None   stop_ids: set of all ids that
+    end a generation   add_bos, add_eos: whether encode adds them
+    """
+
+    _WHITE_SPACE = re.compile(r"\s*")
+
+    def __init__(self, model, bos_id=None, eos_id=None, stop_ids=(), add_bos=False,
+                 add_eos=False, strips=None):
+        self.model, self.vocabulary = model, model.vocabulary
+        self.n_vocab = len(model.vocabulary)
+        self.bos_id, self.eos_id = bos_id, eos_id
+        self.add_bos, self.add_eos = add_bos and bos_id is not None, add_eos and eos_id is not None
+        self._strips = strips or {}
+        self._cache = {}
+        types, special = self.vocabulary.types, self.vocabulary.special
+        self._control = {i for i, kind in enumerate(types) if kind in (CONTROL, UNKNOWN)}
+        stops = STOP_TEXTS & special.keys()
+        if "<|channel|>" in special:
+            stops -= {"<|end|>"}                # gpt-oss: this ends a message, not the turn
+        if special.get("<s>") in self._control:
+            stops |= {"</s>"} & special.keys()  # to Gemma these two are tags of HTML
+        self.stop_ids = {special[text] for text in stops}
+        self.stop_ids |= {token for token in (eos_id, *stop_ids) if token is not None}
+        self._control.update(special[text] for text in (CONTROL_TEXTS | stops) & special.keys())
+        self._control |= self.stop_ids & set(special.values())
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list:
+        """Return the ids of text.
+
+        add_special: add BOS and EOS where the model was trained with them.
+        parse_special: read "<|im_end|>" in the text as that token; without it no text, whatever
+        it spells, gives a control token.  Tokens of type user-defined are matched either way.
+        """
+        text = re.sub("[\ud800-\udfff]", "\ufffd", text)        # UTF-8 has no surrogates
+        out = [self.bos_id] if add_special and self.add_bos else []
+        first = True
+        for part in self._cut_special(text, parse_special):
+            if isinstance(part, int):
+                out.append(part)
+            elif part:
+                self._encode_plain(part, first, out)
+            first = False
+        if add_special and self.add_eos:
+            out.append(self.eos_id)
+        return out
+
+    def _encode_plain(self, text, first, out):
+        cache = self._cache
+        for word in self.model.words(text, first):
+            ids = cache.get(word)
+            if ids is None:
+                ids = self.model.word_ids(word)
+                if len(word) <= WORD_CACHE_CHARS:
+                    if len(cache) >= WORD_CACHE_ENTRIES:
+                        cache.clear()
+                    cache[word] = ids
+            out.extend(ids)
+
+    @functools.cached_property
+    def _openers(self):
+        """For each way of parse_special: (expression that finds a special token's first
+        character, {first character: lengths of the tokens, longest first}, {text: token})."""
+        out = []
+        for parse in (False, True):
+            ids = {text: i for text, i in self.vocabulary.special.items()
+                   if parse or i not in self._control}
+            lengths = {}
+            for text in ids:
+                lengths.setdefault(text[0], set()).add(len(text))
+            lengths = {c: sorted(found, reverse=True) for c, found in lengths.items()}
+            first = re.compile("[" + re.escape("".join(lengths)) + "]") if ids else None
+            out.append((first, lengths, ids))
+        return out
+
+    def _cut_special(self, text, parse_special):
+        """Yield text as str parts and special tokens, the leftmost and longest first."""
+        first, lengths, ids = self._openers[bool(parse_special)]
+        start = pos = 0
+        while first:
+            match = first.search(text, pos)
+            if not match:
+                break
+            at = match.start()
+            for length in lengths[text[at]]:
+                token = ids.get(text[at:at + length])
+                if token is not None:
+                    strip_left, strip_right = self._strips.get(token, (False, False))
+                    before = text[start:at]
+                    yield before.rstrip() if strip_left else before
+                    yield token
+                    start = pos = at + length
+                    if strip_right:
+                        start = pos = self._WHITE_SPACE.match(text, pos).end()
+                    break
+            else:
+                pos = at + 1
+        yield text[start:]
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes of one token, a special one's name included; b"" beyond the end."""
+        if not 0 <= token < self.n_vocab:
+            return b""
+        text, kind = self.vocabulary.text(token), self.vocabulary.types[token]
+        if kind == UNUSED:
+            return b""
+        if kind == BYTE and BYTE_TEXT.fullmatch(text):
+            return bytes((int(text[3:5], 16),))
+        if kind in (NORMAL, BYTE):
+            return self.model.piece(text)
+        return text.encode("utf-8", "surrogateescape")
+
+    def decode(self, ids, special: bool = False) -> str:
+        """Return the text of ids, a whole text: the space that encode put first is taken off.
+
+        special: show control tokens too.  Any id has a text, if only an empty one; bytes that
+        are not UTF-8 become U+FFFD.
+        """
+        stream = TextStream(self, special, at_start=True)
+        return "".join([stream.push(token) for token in ids]) + stream.flush()
+
+    def stream(self, special: bool = False):
+        """Return a TextStream, which turns ids into text one by one, as a continuation."""
+        return TextStream(self, special)
+
+
+class TextStream:
+    """Ids to text, one by one, holding bytes back until they are whole characters.
+
+    As the ids continue a text, a leading space is kept, except after BOS.
+    """
+
+    def __init__(self, tokenizer, special=False, at_start=False):
+        self._tokenizer, self._special, self._at_start = tokenizer, special, at_start
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """Return the text that is certain once token has come; often its piece, maybe ""."""
+        tokenizer = self._tokenizer
+        if token == tokenizer.bos_id:
+            self._at_start = True
+        if token in tokenizer._control and not self._special:
+            return ""
+        piece = tokenizer.piece(token)
+        if self._at_start and piece:
+            self._at_start = False
+            if tokenizer.model.space_prefix != "never" and piece.startswith(b" "):
+                piece = piece[1:]
+        return self._decoder.decode(piece)
+
+    def flush(self) -> str:
+        """Return what is left at the end: one U+FFFD for the bytes of half a character."""
+        return self._decoder.decode(b"", True)
+
+
+# 3.5 From files.  Every value below is untrusted: it is checked here, before it is an index.
+
+def tokenizer_from_gguf(metadata, path=None):
+    """Return the Tokenizer that GGUF metadata describe.
+
+    metadata: {key: value}; texts are str or bytes   path: named in errors
+    Source: GGUF specification, "Tokenizer"; llama.cpp, src/llama-vocab.cpp.
+    """
+    def get(key, default=None):
+        return metadata.get("tokenizer.ggml." + key, default)
+
+    def refuse(key, message):
+        raise KshipraError(f"tokenizer.ggml.{key}: {message}", path)
+
+    def array_of(kinds, key, n_wanted=None):
+        found = get(key)
+        if found is None or isinstance(found, (str, bytes)) or not hasattr(found, "__len__"):
+            refuse(key, f"an array is needed, but {_quote(found)} was found")
+        if len(found) and not isinstance(found[0], kinds):
+            refuse(key, f"an array of {kinds[0].__name__} is needed, but it holds "
+                        f"{_quote(found[0])}")
+        if n_wanted is not None and len(found) != n_wanted:
+            refuse(key, f"length {len(found)}, but there are {n_wanted} tokens")
+        return found
+
+    def flag(key, default):
+        found = get(key, default)
+        return found if type(found) is bool else refuse(key, f"{_quote(found)} is no bool")
+
+    def token_id(key):
+        found = get(key)
+        if found is not None and (type(found) is not int or not 0 <= found < n_vocab):
+            refuse(key, f"{_quote(found)} is no token of a vocabulary of {n_vocab}; convert the "
+                        "model again")
+        return found
+
+    kind = get("model")
+    if kind not in ("gpt2", "llama"):
+        refuse("model", f"{_quote(kind)} is not supported; 'gpt2' (byte-level BPE) and 'llama' "
+                        "(SentencePiece BPE) are")
+    tokens = array_of((str, bytes), "tokens")
+    n_vocab = len(tokens)
+    types = [NORMAL] * n_vocab
+    if get("token_type") is not None:
+        types = array_of((int,), "token_type", n_vocab)
+    if not set(types) <= set(range(1, 7)):
+        refuse("token_type", f"types {sorted(set(types))[:9]}, against 1 to 6")
+    vocabulary = Vocabulary(tokens, types)
+    bos_id = token_id("bos_token_id")
+
+    if kind == "gpt2":
+        pre = get("pre")
+        if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
+            what = "is missing" if pre is None else f"is {_quote(pre)}, which is unknown"
+            refuse("pre", f"the rule for cutting words {what}, and a wrong rule would give wrong "
+                          "tokens; convert the model again with a current converter")
+        model = ByteLevel(vocabulary, array_of((str, bytes), "merges"), PRE_TOKENIZERS[pre],
+                          pre in WHOLE_WORDS)
+        adds_bos = pre in WHOLE_WORDS
+    else:
+        scores = array_of((float, int), "scores", n_vocab)
+        space_prefix = "always" if flag("add_space_prefix", True) else "never"
+        model = SentencePiece(vocabulary, _rank_by_scores(vocabulary, scores), space_prefix,
+                              token_id("unknown_token_id"))
+        adds_bos = True
+    add_bos = flag("add_bos_token", adds_bos and bos_id is not None)
+    if add_bos and bos_id is None:
+        refuse("bos_token_id", "missing, but add_bos_token is true")
+    name = str(metadata.get("general.name", "")).lower()
+    return Tokenizer(model, bos_id, token_id("eos_token_id"),
+                     [token_id("eot_token_id"), token_id("eom_token_id")],
+                     add_bos, flag("add_eos_token", False),
+                     _phi3_strips(vocabulary) if "phi-3" in name or "phi3" in name else None)
+
+
+def _rank_by_scores(vocabulary, scores):
+    """Return rank(left, right) for SentencePiece: the highest score of the joined text first."""
+    def rank(left, right):
+        token = vocabulary.ids.get(left + right)
+        return None if token is None else -scores[token]
+    return rank
+
+
+def _phi3_strips(vocabulary):
+    """Return {token: (left, right)}: Phi-3's special tokens swallow the space after them.
+
+    GGUF has no place for this property, so llama.cpp knows it by the model's name.
+    """
+    plain = ("<unk>", "<s>", "<|endoftext|>")
+    return {i: (False, True) for text, i in vocabulary.special.items() if text not in plain}
+
+
+def tokenizer_from_hf(directory):
+    """Return the Tokenizer of a Hugging Face directory.
+
+    From tokenizer.json, else vocab.json and merges.txt, else tokenizer.model; which ids begin
+    and end a text stands in tokenizer_config.json, config.json and generation_config.json.
+    """
+    def at(name):
+        return os.path.join(directory, name)
+
+    def there(*names):
+        return all(os.path.isfile(at(name)) for name in names)
+
+    settings, config, generation = [
+        _read_json(at(name)) if there(name) else {}
+        for name in ("tokenizer_config.json", "config.json", "generation_config.json")]
+    strips, template = {}, None
+    if there("tokenizer.json"):
+        model, strips, template = _model_from_tokenizer_json(at("tokenizer.json"))
+    elif there("vocab.json", "merges.txt"):
+        model = _model_from_vocab_json(directory, settings, config)
+    elif there("tokenizer.model"):
+        model = _model_from_sentencepiece(at("tokenizer.model"))
+    else:
+        raise KshipraError("no tokenizer: tokenizer.json, vocab.json with merges.txt, or "
+                           "tokenizer.model is needed", directory)
+
+    vocabulary = model.vocabulary
+
+    def named(text):
+        text = text.get("content") if isinstance(text, dict) else text
+        return vocabulary.special.get(text, vocabulary.ids.get(text)) if text else None
+
+    def listed(key):
+        for place in (generation, config, config.get("text_config")):
+            found = place.get(key) if isinstance(place, dict) else None
+            for token in found if isinstance(found, list) else [found]:
+                if type(token) is int and 0 <= token < len(vocabulary):
+                    yield token
+
+    before, after = template or (None, None)
+    bos_ids = [named(settings.get("bos_token")), named(before), *listed("bos_token_id")]
+    eos_ids = [named(settings.get("eos_token")), *listed("eos_token_id")]
+    bos_id = next((token for token in bos_ids if token is not None), None)
+    eos_id = next((token for token in eos_ids if token is not None), None)
+    # tokenizer_config.json has the last word; a tokenizer.model alone means Llama's ways.
+    adds_bos = before is not None if template else isinstance(model, SentencePiece)
+    add_bos, add_eos = settings.get("add_bos_token"), settings.get("add_eos_token")
+    return Tokenizer(model, bos_id, eos_id, eos_ids,
+                     adds_bos if add_bos is None else add_bos,
+                     after is not None if add_eos is None else add_eos, strips)
+
+
+def _vocabulary_from_dict(ids, added, byte_fallback, path):
+    """Return the Vocabulary of {text: id} and the list of added tokens of a tokenizer.json."""
+    for text, token in [*ids.items(), *((a.get("content"), a.get("id")) for a in added)]:
+        if type(token) is not int or not isinstance(text, str) or token < 0:
+            raise KshipraError(f"vocabulary: token {text!r} has id {token!r}; "
+                               "ids are numbers from 0", path)
+    n_vocab = 1 + max([-1, *ids.values(), *(a["id"] for a in added)])
+    if n_vocab > 2 * (len(ids) + len(added)):
+        raise KshipraError(f"vocabulary: the highest id is {n_vocab - 1}, but there are only "
+                           f"{len(ids) + len(added)} tokens", path)
+    texts, types = [""] * n_vocab, bytearray([UNUSED]) * n_vocab
+    for text, token in ids.items():
+        is_byte = byte_fallback and BYTE_TEXT.fullmatch(text)
+        texts[token], types[token] = text, BYTE if is_byte else NORMAL
+    for a in added:
+        text, token = a["content"], a["id"]
+        if a.get("special"):
+            texts[token], types[token] = text, CONTROL
+        else:
+            texts[token] = text.replace(SPACE, " ") if byte_fallback else text
+            types[token] = USER_DEFINED
+    return Vocabulary(texts, types)
+
+
+def _steps(node, key):
+    """Return the steps of a tokenizer.json component: none, one, or a Sequence's."""
+    if node is None:
+        return []
+    return node[key] if node["type"] == "Sequence" else [node]
+
+
+def _model_from_tokenizer_json(path):
+    """Return (model, {token: (strips left, strips right)}, template).
+
+    template: the texts of the special tokens put before and after a text, None for none
+    Whatever in the file would change the ids and is not known here is refused.
+    """
+    def refuse(part, found):
+        raise KshipraError(f"tokenizer, {part}: {_quote(found)} is not supported; convert the "
+                           "model to GGUF", path)
+
+    root = _read_json(path)
+    try:
+        bpe, added = root["model"], root.get("added_tokens") or []
+        kind = bpe.get("type", "BPE" if "merges" in bpe else None)
+        if kind != "BPE":
+            refuse("model.type", kind)
+        for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
+            if bpe.get(key):
+                refuse("model." + key, bpe[key])
+        for a in added:
+            if a.get("single_word"):
+                refuse("added_tokens", a)
+        byte_fallback = bool(bpe.get("byte_fallback"))
+        vocabulary = _vocabulary_from_dict(bpe["vocab"], added, byte_fallback, path)
+        merges = [m if isinstance(m, str) else " ".join(m) for m in bpe["merges"]]
+
+        normal_form, prefix, once, to_space = None, "never", False, False
+        for step in _steps(root.get("normalizer"), "normalizers"):
+            if step["type"] in ("NFC", "NFD", "NFKC", "NFKD"):
+                normal_form = step["type"]
+            elif step["type"] == "Prepend" and step["prepend"] == SPACE:
+                prefix = "always"
+            elif step["type"] == "Replace" and step["pattern"] == {"String": " "} \
+                    and step["content"] == SPACE:
+                to_space = True
+            else:
+                refuse("normalizer", step)
+
+        patterns = []
+        for step in _steps(root.get("pre_tokenizer"), "pretokenizers"):
+            if step["type"] == "ByteLevel" and not step.get("add_prefix_space"):
+                patterns += [GPT2] if step.get("use_regex", True) else []
+            elif step["type"] == "Digits":
+                patterns.append(DIGIT if step.get("individual_digits") else DIGITS)
+            elif step["type"] == "Punctuation" and step.get("behavior") == "Contiguous":
+                patterns.append(PUNCTUATION)
+            elif step["type"] == "Metaspace" and step["replacement"] == SPACE \
+                    and not step.get("split", True):
+                scheme = step.get("prepend_scheme", "always")
+                prefix, once, to_space = scheme, True, True
+            elif step["type"] == "Split" and step["pattern"].get("Regex") in KNOWN_PATTERNS \
+                    and (step["behavior"], step.get("invert", False)) in (
+                        ("Isolated", False), ("Removed", True)):
+                patterns.append(step["pattern"]["Regex"])
+            elif step["type"] == "Split" and step["pattern"] == {"String": " "} and to_space:
+                pass                        # no space is left to split at
+            else:
+                refuse("pre_tokenizer", step)
+
+        if to_space and not patterns:
+            ranks = {m: i for i, m in enumerate(merges)}
+            unknown_id = bpe["vocab"].get(bpe.get("unk_token"))
+            model = SentencePiece(vocabulary, _rank_by_merges(vocabulary, ranks), prefix,
+                                  unknown_id, once, normal_form)
+        elif patterns and not to_space:
+            model = ByteLevel(vocabulary, merges, patterns, bool(bpe.get("ignore_merges")),
+                              normal_form)
+        else:
+            refuse("pre_tokenizer", root.get("pre_tokenizer"))
+
+        template = (None, None)
+        for step in _steps(root.get("post_processor"), "processors"):
+            if step["type"] == "TemplateProcessing":
+                parts = [part.get("SpecialToken", {}).get("id") for part in step["single"]]
+                text_at = parts.index(None)
+                if text_at > 1 or len(parts) - text_at > 2:
+                    refuse("post_processor", step)
+                template = (parts[0], parts[-1])
+            elif step["type"] != "ByteLevel":
+                refuse("post_processor", step)
+        strips = {a["id"]: (bool(a.get("lstrip")), bool(a.get("rstrip"))) for a in added
+                  if a.get("lstrip") or a.get("rstrip")}
+        return model, strips, template
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise KshipraError(f"tokenizer: a part is missing or of the wrong type "
+                           f"({type(error).__name__}: {error})", path) from None
+
+
+def _rank_by_merges(vocabulary, ranks):
+    """Return rank(left, right) for a SentencePiece vocabulary that comes with merges."""
+    def rank(left, right):
+        found = ranks.get(f"{left} {right}")
+        return found if found is not None and left + right in vocabulary.ids else None
+    return rank
+
+
+def _model_from_vocab_json(directory, settings, config):
+    """Return the model of vocab.json and merges.txt, the files of GPT-2's first release."""
+    path = os.path.join(directory, "vocab.json")
+    family = str(settings.get("tokenizer_class", config.get("model_type", "")))
+    patterns = {"gpt2": (GPT2,), "qwen2": (QWEN2,)}.get(
+        family.lower().replace("tokenizer", "").replace("fast", ""))
+    if patterns is None:
+        raise KshipraError(f"tokenizer_class: {family!r} does not say how to cut words; "
+                           "a tokenizer.json is needed", path)
+    ids = _read_json(path)
+    decoder = settings.get("added_tokens_decoder") or {}
+    added = [{**a, "id": int(i)} for i, a in decoder.items()]
+    if not added and "<|endoftext|>" in ids:
+        added = [{"content": "<|endoftext|>", "id": ids["<|endoftext|>"], "special": True}]
+    with open(os.path.join(directory, "merges.txt"), encoding="utf-8") as file:
+        lines = file.read().split("\n")
+    merges = [line for line in lines if line and not line.startswith("#version:")]
+    return ByteLevel(_vocabulary_from_dict(ids, added, False, path), merges, patterns,
+                     normal_form="NFC" if patterns == (QWEN2,) else None)
+
+
+def _protobuf_fields(data, path):
+    """Yield (field number, value) of a protocol buffer: int, or bytes for any longer value.
+
+    Source: Protocol Buffers, "Encoding".
+    """
+    pos = 0
+
+    def varint():
+        nonlocal pos
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = data[pos]
+            pos += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+        raise IndexError
+
+    try:
+        while pos < len(data):
+            tag = varint()
+            number, wire = tag >> 3, tag & 7
+            if wire == 0:
+                yield number, varint()
+                continue
+            if wire not in (1, 2, 5):
+                raise IndexError
+            size = varint() if wire == 2 else {1: 8, 5: 4}[wire]
+            if size > len(data) - pos:
+                raise IndexError
+            pos += size
+            yield number, data[pos - size:pos]
+    except IndexError:
+        raise KshipraError("not a SentencePiece model, or cut short; fetch it again",
+                           path, pos) from None
+
+
+def _model_from_sentencepiece(path):
+    """Return the model of a tokenizer.model.
+
+    Source: sentencepiece, src/sentencepiece_model.proto: ModelProto has pieces = 1 (piece = 1,
+    score = 2, type = 3), trainer_spec = 2 (model_type = 3; 2 is BPE), normalizer_spec = 3
+    (precompiled_charsmap = 2, add_dummy_prefix = 3, remove_extra_whitespaces = 4).
+    The types are those of GGUF.
+    """
+    with open(path, "rb") as file:
+        data = file.read()
+    texts, scores, types = [], [], []
+    trainer, normalizer = {}, {}
+    for number, value in _protobuf_fields(data, path):
+        if number == 1:
+            piece = dict(_protobuf_fields(value, path))
+            types.append(piece.get(3, NORMAL))
+            text = piece.get(1, b"")
+            texts.append(text.replace(SPACE.encode(), b" ") if types[-1] == USER_DEFINED else text)
+            scores.append(struct.unpack("<f", piece.get(2, bytes(4)))[0])
+        elif number == 2:
+            trainer = dict(_protobuf_fields(value, path))
+        elif number == 3:
+            normalizer = dict(_protobuf_fields(value, path))
+    if trainer.get(3) != 2:
+        raise KshipraError(f"model_type: {trainer.get(3, 1)} is not supported; "
+                           "2 (BPE) is", path)
+    if normalizer.get(2) or normalizer.get(4, 1):
+        raise KshipraError("normalizer_spec: a character map or the removal of extra white space "
+                           "is not supported", path)
+    vocabulary = Vocabulary(texts, types)
+    return SentencePiece(vocabulary, _rank_by_scores(vocabulary, scores),
+                         "always" if normalizer.get(3, 1) else "never",
+                         types.index(UNKNOWN) if UNKNOWN in types else None)
+
+
+def load_tokenizer(path):
+    """Return the Tokenizer of a GGUF file, vocabulary-only ones included, or an HF directory."""
+    if os.path.isdir(path):
+        return tokenizer_from_hf(path)
+    return tokenizer_from_gguf(GGUF(path).metadata, path)
 
 
 # ---------------------------------------------------------------------------------------
@@ -1327,6 +2344,13 @@ def lane_sum(values):
     return tree_sum(lanes)
 
 
+def check_finite(values):
+    """Raise KshipraError if one of the values is infinite or not a number."""
+    if not math.isfinite(sum(values)):
+        raise KshipraError("an activation is infinite or not a number; the model's weights are "
+                           "damaged or its type cannot hold them, so fetch it again")
+
+
 # 4.1 Functions of one number.  libm differs between systems in the last bit, so exp is our
 # own: x = n ln 2 + r, exp(r) by a polynomial, times 2**n.  ln 2 is split in two parts, the
 # first with so few bits that n * LN2_HI is exact (Cody and Waite 1980; coefficients of
@@ -1341,8 +2365,12 @@ POWERS_OF_2 = [2.0 ** n for n in range(-126, 128)]
 
 
 def exp(x):
-    """Return e to the power of each element of x; x is first clamped to EXP_MIN..EXP_MAX."""
+    """Return e to the power of each element of x; x is first clamped to EXP_MIN..EXP_MAX.
+
+    Raises KshipraError for what is not a number; infinities are clamped like the rest.
+    """
     x = [EXP_MIN if v < EXP_MIN else EXP_MAX if v > EXP_MAX else v for v in x]
+    check_finite(x)
     n = list(map(round, f32_scale(x, LOG2_E)))
     r = array("f", [v - k * LN2_HI for v, k in zip(x, n)])
     r = f32_sub(r, f32_scale(n, LN2_LO))
@@ -1394,9 +2422,7 @@ def quantize_activations(row):
     scale = amax / 127; code = x * (127 / amax), rounded half to even.
     Raises KshipraError when a value is not finite.
     """
-    if not math.isfinite(sum(row)):
-        raise KshipraError("an activation is infinite or not a number; the model's weights are "
-                           "damaged or its type cannot hold them, so fetch it again")
+    check_finite(row)
     codes, scales = [], array("f")
     for i in range(0, len(row), ACT_BLOCK):
         block = row[i:i + ACT_BLOCK]
@@ -1575,7 +2601,11 @@ CHUNK = 64
 
 
 def softcap_of(x, cap):
-    """Return cap * tanh(x / cap), element by element, with tanh(u) = 1 - 2 / (1 + exp(2 u))."""
+    """Return cap * tanh(x / cap), element by element, with tanh(u) = 1 - 2 / (1 + exp(2 u)).
+
+    Raises KshipraError for an infinite x, which a cap would hide.
+    """
+    check_finite(x)
     u = array("f", [v / cap for v in x])
     e = array("f", [v + 1.0 for v in exp(f32_scale(u, 2.0))])
     t = array("f", [1.0 - v for v in array("f", [2.0 / v for v in e])])
@@ -1588,7 +2618,7 @@ def attend_chunk(q, keys, values, scale, first, cap=0.0):
     q: (head_dim,)   keys, values: array('f') (n, head_dim), flat, of positions first, first+1..
     m: largest score; l: sum of p = exp(score - m); o: (head_dim,), sum of p * value.
     Scores are lane sums over head_dim; l is a lane sum with position p in lane p mod 8; o adds
-    in order of position.
+    in order of position.  Raises KshipraError if a score is not finite.
     """
     dim = len(q)
     n = len(keys) // dim
@@ -1598,6 +2628,7 @@ def attend_chunk(q, keys, values, scale, first, cap=0.0):
     a, b, c, d, e, f, g, h = lanes
     half = f32_add(f32_add(a, b), f32_add(c, d))
     scores = f32_scale(f32_add(half, f32_add(f32_add(e, f), f32_add(g, h))), scale)
+    check_finite(scores)
     if cap:
         scores = softcap_of(scores, cap)
     m = max(scores)
@@ -1694,7 +2725,7 @@ class Reference:
         """Return each row of x scaled to root mean square 1, times w.
 
         x: (R, n), or (R, k * n): then each run of n, that is each head, by itself   w: (n,)
-        eps is added under the root, so a zero row stays zero.
+        eps > 0 is added under the root, so a zero row stays zero.
         Source: Zhang and Sennrich (2019), RMSNorm, eq. 4; eps as in Llama.
         """
         n, out = len(w), []
@@ -1812,9 +2843,10 @@ class Reference:
 # ---------------------------------------------------------------------------------------
 # 5.1 Builder and interpreter
 #
-# A processor computes in registers, of which it has few: for us, whole numbers and addresses in
-# 64-bit registers, and vectors of 256 bits.  A vector is eight float32 lanes, eight int32, sixteen
-# int16 or thirty-two int8; the bits do not know which, the operation decides:
+# A processor computes in registers, of which it has few: for us, registers of 64 bits that hold
+# whole numbers and addresses, and registers of 256 bits that hold vectors.  A vector is eight
+# float32 lanes, eight int32, sixteen int16 or thirty-two int8; the bits do not know which, the
+# operation decides:
 #
 #     byte    0       4       8       12      16      20      24      28      31
 #            +-------+-------+-------+-------+-------+-------+-------+-------+
@@ -2401,6 +3433,7 @@ def _add_method(op):
     n_operands = len(op.letters) - sets
     has_disp = op.letters.endswith("d")
     vector = op.letters[:1] == "V"
+    like = 1 if name == "select" else 0            # the operand whose lane type the result has
 
     def method(self, *operands, to=None):
         if updates:
@@ -2411,7 +3444,7 @@ def _add_method(op):
             raise TypeError(f"{name} takes {op.letters[sets:]!r}, got {operands}")
         if sets:
             if to is None:
-                to = VecReg(self, lane or operands[0].lane) if vector else IntReg(self)
+                to = VecReg(self, lane or operands[like].lane) if vector else IntReg(self)
             self.instructions.append((name, to, *operands))
             return to
         self.instructions.append((name, *operands))
@@ -2652,16 +3685,921 @@ def encode(kernel, isa, abi=None):
     return encoder.finish()
 
 
-def _emit(kernel, encoder):
+def _emit(kernel, encoder, before_each=None):
     placed, ints, vectors = allocate(kernel, encoder)
     encoder.blocks = kernel.blocks
     encoder.begin(ints, vectors, any(line[0] == "call" for line in kernel.instructions))
-    for function, *operands in placed:
+    for at, (function, *operands) in enumerate(placed):
+        if before_each:
+            before_each(kernel.instructions[at])
         function(encoder, *operands)
+
+
+def listing(kernel, isa, abi=None):
+    """Return a kernel as text: each operation, and below it offset, bytes and assembly.
+
+    The encoder's emitting methods are wrapped to note what they are called with, so that nothing
+    is spent on text unless it is asked for.
+    """
+    encoder = ENCODERS[isa](isa, abi or host_abi())
+    notes, depth = [], 0                    # (offset, emitter or None, what it was given)
+
+    def wrapped(name):
+        emit = getattr(encoder, name)
+
+        def noting(*operands):
+            nonlocal depth
+            if depth == 0:                  # an emitter may use another one
+                notes.append((len(encoder.code), name, operands))
+            depth += 1
+            emit(*operands)
+            depth -= 1
+        return noting
+
+    for name in encoder.EMITTERS:
+        setattr(encoder, name, wrapped(name))
+    _emit(kernel, encoder, lambda instruction: notes.append((len(encoder.code), None, instruction)))
+    notes.append((len(encoder.code), None, ("end",)))
+    code = encoder.finish()
+    ends = [note[0] for note in notes[1:]] + [encoder.n_code_bytes]
+    lines = [f"; {kernel.name} for {isa}, {encoder.abi}: {len(code)} bytes"]
+    for (start, name, operands), end in zip(notes, ends):
+        if name is None:
+            lines.append("; " + " ".join([operands[0], ", ".join(map(str, operands[1:]))]).strip())
+        else:
+            text = encoder.text(name, operands, code[start:end])
+            lines.append(f"{start:04x}  {code[start:end].hex(' '):<30}  {text}")
+    if len(code) > encoder.n_code_bytes:
+        lines.append(f"{encoder.n_code_bytes:04x}  constants: {code[encoder.n_code_bytes:].hex(' ')}")
+    return "\n".join(lines)
 
 
 # ---------------------------------------------------------------------------------------
 # 5.2 x86-64
+#
+# An x86-64 instruction is 1 to 15 bytes.  Most of ours are vector instructions in the VEX form,
+# which name three registers, d = a op b:
+#
+#     byte       C4          1            2          opcode     3
+#            +--------+-----------+-----------------+--------+------------+------------+-----+
+#            |11000100|R X B mmmmm|W  v v v v  L p p|        |mod reg r/m |displacement| imm |
+#            +--------+-----------+-----------------+--------+------------+------------+-----+
+#     mmmmm, pp  which table of opcodes: mmmmm 1 is called 0F, 2 is 0F38, 3 is 0F3A; pp 1 is 66,
+#                2 is F3, 3 is F2, the prefix bytes that used to do this work
+#     L          0: 128 bits (xmm), 1: 256 bits (ymm)           W: one more bit of opcode
+#     reg, vvvv, r/m   the three registers, usually d, a, b; a register number has four bits, and
+#                the fourth of reg is R, of r/m is B.  R, X, B and vvvv are stored inverted.
+#     mod        3: r/m is a register.  Else memory: r/m is the register holding the address, and
+#                the displacement has 0 (mod 0), 1 (mod 1) or 4 bytes (mod 2).  Two oddities: r/m 4
+#                announces a further byte, here always 24 ("no index"), and mod 0 with r/m 5 means
+#                "4 bytes of displacement from the end of this instruction", by which a kernel
+#                reaches its constants, so that registers 5 and 13 always have a displacement.
+#
+# Where X, B and W are not needed and mmmmm is 1, a shorter form drops that byte:
+#
+#            +--------+-----------------+--------+-----------
+#            |11000101|R  v v v v  L p p| opcode | mod reg r/m ...
+#            +--------+-----------------+--------+-----------
+#
+# Instructions on integers are older: an optional prefix REX, 0100WRXB, not inverted, where W
+# means 64 bits; the opcode; then mod reg r/m as above; two registers, d = d op b.
+# Source: Intel SDM volume 2A, chapter 2 (2.1.5 tables, 2.3 VEX, 2.7 EVEX); the opcodes: 2A-2D.
+
+# Vector instructions: opcode, pp, mmmmm, W, L, and the operands in the order an assembler writes
+# them: y and x are ymm and xmm, r and q integer registers of 32 and 64 bits, m memory.  They fill
+# reg, vvvv, r/m in turn, or reg, r/m where there are two; "<" says that r/m comes first.  A digit
+# stands in reg as one more bit of opcode.  ".m" or ".x" tells forms of one mnemonic apart.
+
+_VEX_ROWS = {
+    "vmovdqu":      (0x6F, 2, 1, 0, 1, "yy"),   "vmovdqu.m":    (0x7F, 2, 1, 0, 1, "<my"),
+    "vmovdqu.x":    (0x6F, 2, 1, 0, 0, "xx"),   "vmovdqu.mx":   (0x7F, 2, 1, 0, 0, "<mx"),
+    "vmovaps":      (0x28, 0, 1, 0, 1, "yy"),
+    "vmovq":        (0x7E, 2, 1, 0, 0, "xx"),   "vmovq.m":      (0xD6, 1, 1, 0, 0, "<mx"),
+    "vmovss":       (0x10, 2, 1, 0, 0, "xm"),   "vmovss.m":     (0x11, 2, 1, 0, 0, "<mx"),
+    "vmovd":        (0x6E, 1, 1, 0, 0, "xr"),   "vmovd.r":      (0x7E, 1, 1, 0, 0, "<rx"),
+    "vpextrd":      (0x16, 1, 3, 0, 0, "<rx"),  "vpinsrd":      (0x22, 1, 3, 0, 0, "xxr"),
+    "vmaskmovps":   (0x2C, 1, 2, 0, 1, "yym"),  "vmaskmovps.m": (0x2E, 1, 2, 0, 1, "<myy"),
+    "vbroadcastss": (0x18, 1, 2, 0, 1, "yx"),   "vbroadcasti128": (0x5A, 1, 2, 0, 1, "ym"),
+    "vpbroadcastb": (0x78, 1, 2, 0, 1, "yx"),   "vpbroadcastw": (0x79, 1, 2, 0, 1, "yx"),
+    "vpbroadcastd": (0x58, 1, 2, 0, 1, "yx"),   "vpbroadcastq": (0x59, 1, 2, 0, 1, "yx"),
+    "vextracti128": (0x39, 1, 3, 0, 1, "<xy"),  "vinserti128":  (0x38, 1, 3, 0, 1, "yyx"),
+    "vperm2i128":   (0x46, 1, 3, 0, 1, "yyy"),  "vperm2f128":   (0x06, 1, 3, 0, 1, "yyy"),
+    "vpermq":       (0x00, 1, 3, 1, 1, "yy"),   "vpshufd":      (0x70, 1, 1, 0, 1, "yy"),
+    "vpermilps":    (0x04, 1, 3, 0, 1, "yy"),   "vpblendd":     (0x02, 1, 3, 0, 1, "yyy"),
+    "vpblendvb":    (0x4C, 1, 3, 0, 1, "yyy"),
+    "vaddps":       (0x58, 0, 1, 0, 1, "yyy"),  "vsubps":       (0x5C, 0, 1, 0, 1, "yyy"),
+    "vmulps":       (0x59, 0, 1, 0, 1, "yyy"),  "vdivps":       (0x5E, 0, 1, 0, 1, "yyy"),
+    "vminps":       (0x5D, 0, 1, 0, 1, "yyy"),  "vmaxps":       (0x5F, 0, 1, 0, 1, "yyy"),
+    "vsqrtps":      (0x51, 0, 1, 0, 1, "yy"),   "vroundps":     (0x08, 1, 3, 0, 1, "yy"),
+    "vcmpps":       (0xC2, 0, 1, 0, 1, "yyy"),  "vhaddps":      (0x7C, 3, 1, 0, 1, "yyy"),
+    "vcvtdq2ps":    (0x5B, 0, 1, 0, 1, "yy"),   "vcvtps2dq":    (0x5B, 1, 1, 0, 1, "yy"),
+    "vcvtph2ps":    (0x13, 1, 2, 0, 1, "yx"),   "vcvtps2ph":    (0x1D, 1, 3, 0, 1, "<my"),
+    "vpand":        (0xDB, 1, 1, 0, 1, "yyy"),  "vpandn":       (0xDF, 1, 1, 0, 1, "yyy"),
+    "vpor":         (0xEB, 1, 1, 0, 1, "yyy"),  "vpxor":        (0xEF, 1, 1, 0, 1, "yyy"),
+    "vpaddb":       (0xFC, 1, 1, 0, 1, "yyy"),  "vpsubb":       (0xF8, 1, 1, 0, 1, "yyy"),
+    "vpaddw":       (0xFD, 1, 1, 0, 1, "yyy"),  "vpsubw":       (0xF9, 1, 1, 0, 1, "yyy"),
+    "vpaddd":       (0xFE, 1, 1, 0, 1, "yyy"),  "vpsubd":       (0xFA, 1, 1, 0, 1, "yyy"),
+    "vpmullw":      (0xD5, 1, 1, 0, 1, "yyy"),  "vpmulld":      (0x40, 1, 2, 0, 1, "yyy"),
+    "vpminsd":      (0x39, 1, 2, 0, 1, "yyy"),  "vpmaxsd":      (0x3D, 1, 2, 0, 1, "yyy"),
+    "vpminub":      (0xDA, 1, 1, 0, 1, "yyy"),  "vpmaxub":      (0xDE, 1, 1, 0, 1, "yyy"),
+    "vpmaxud":      (0x3F, 1, 2, 0, 1, "yyy"),
+    "vpabsb":       (0x1C, 1, 2, 0, 1, "yy"),   "vpabsd":       (0x1E, 1, 2, 0, 1, "yy"),
+    "vpsignb":      (0x08, 1, 2, 0, 1, "yyy"),
+    "vpcmpeqb":     (0x74, 1, 1, 0, 1, "yyy"),  "vpcmpgtb":     (0x64, 1, 1, 0, 1, "yyy"),
+    "vpcmpeqd":     (0x76, 1, 1, 0, 1, "yyy"),  "vpcmpgtd":     (0x66, 1, 1, 0, 1, "yyy"),
+    "vpsllw":       (0x71, 1, 1, 0, 1, "6yy"),  "vpslld":       (0x72, 1, 1, 0, 1, "6yy"),
+    "vpsrlw":       (0x71, 1, 1, 0, 1, "2yy"),  "vpsrld":       (0x72, 1, 1, 0, 1, "2yy"),
+    "vpsraw":       (0x71, 1, 1, 0, 1, "4yy"),  "vpsrad":       (0x72, 1, 1, 0, 1, "4yy"),
+    "vpsllvd":      (0x47, 1, 2, 0, 1, "yyy"),  "vpsrlvd":      (0x45, 1, 2, 0, 1, "yyy"),
+    "vpmovsxbw":    (0x20, 1, 2, 0, 1, "yx"),   "vpmovzxbw":    (0x30, 1, 2, 0, 1, "yx"),
+    "vpmovsxbd":    (0x21, 1, 2, 0, 1, "yx"),   "vpmovzxbd":    (0x31, 1, 2, 0, 1, "yx"),
+    "vpmovsxwd":    (0x23, 1, 2, 0, 1, "yx"),   "vpmovzxwd":    (0x33, 1, 2, 0, 1, "yx"),
+    "vpackssdw.x":  (0x6B, 1, 1, 0, 0, "xxx"),  "vpacksswb.x":  (0x63, 1, 1, 0, 0, "xxx"),
+    "vpmaddwd":     (0xF5, 1, 1, 0, 1, "yyy"),  "vpmaddubsw":   (0x04, 1, 2, 0, 1, "yyy"),
+    "vpshufb":      (0x00, 1, 2, 0, 1, "yyy"),
+    "vpunpcklbw":   (0x60, 1, 1, 0, 1, "yyy"),  "vpunpckhbw":   (0x68, 1, 1, 0, 1, "yyy"),
+    "vpunpcklwd":   (0x61, 1, 1, 0, 1, "yyy"),  "vpunpckhwd":   (0x69, 1, 1, 0, 1, "yyy"),
+    "vpunpckldq":   (0x62, 1, 1, 0, 1, "yyy"),  "vpunpckhdq":   (0x6A, 1, 1, 0, 1, "yyy"),
+    "vpunpcklqdq":  (0x6C, 1, 1, 0, 1, "yyy"),  "vpunpckhqdq":  (0x6D, 1, 1, 0, 1, "yyy"),
+    "vpdpbusd":     (0x50, 1, 2, 0, 1, "yyy"),
+}
+# As the encoder wants them: opcode, mmmmm, and the byte W vvvv L pp without its vvvv.
+VEX = {name: (opcode, mmmmm, (w << 7) | (l << 2) | pp)
+       for name, (opcode, pp, mmmmm, w, l, _) in _VEX_ROWS.items()}
+
+# Integer instructions: the bytes before mod reg r/m (a W of 1 goes into REX), reg or r/m first.
+_REX_ROWS = {
+    "mov":     (1, b"\x89", "<qq"),      "add":     (1, b"\x01", "<qq"),
+    "sub":     (1, b"\x29", "<qq"),      "and":     (1, b"\x21", "<qq"),
+    "or":      (1, b"\x09", "<qq"),      "xor":     (1, b"\x31", "<qq"),
+    "cmp":     (1, b"\x39", "<qq"),      "test":    (1, b"\x85", "<qq"),
+    "xor.r":   (0, b"\x31", "<rr"),      "imul":    (1, b"\x0f\xaf", "qq"),
+    "cmovg":   (1, b"\x0f\x4f", "qq"),   "cmovl":   (1, b"\x0f\x4c", "qq"),
+    "mov.q":   (1, b"\x8b", "qm"),       "mov.r":   (0, b"\x8b", "rm"),
+    "movsxd":  (1, b"\x63", "qr"),       "movsxd.m": (1, b"\x63", "qm"),
+    "lea":     (1, b"\x8d", "qm"),
+    "movsx.w": (1, b"\x0f\xbf", "qm"),   "movzx.w": (0, b"\x0f\xb7", "rm"),
+    "movsx.b": (1, b"\x0f\xbe", "qm"),   "movzx.b": (0, b"\x0f\xb6", "rm"),
+    "mov.mq":  (1, b"\x89", "<mq"),      "mov.mr":  (0, b"\x89", "<mr"),
+    "mov.mb":  (0, b"\x88", "<mb"),      "neg":     (1, b"\xf7", "3q"),
+    "div":     (1, b"\xf7", "6m"),       "prefetcht0": (0, b"\x0f\x18", "1m"),
+    "lock xadd": (1, b"\x0f\xc1", "<mq"),
+    "add.8":   (1, b"\x83", "0q"),       "add.32":  (1, b"\x81", "0q"),
+    "or.8":    (1, b"\x83", "1q"),       "or.32":   (1, b"\x81", "1q"),
+    "and.8":   (1, b"\x83", "4q"),       "and.32":  (1, b"\x81", "4q"),
+    "sub.8":   (1, b"\x83", "5q"),       "sub.32":  (1, b"\x81", "5q"),
+    "xor.8":   (1, b"\x83", "6q"),       "xor.32":  (1, b"\x81", "6q"),
+    "cmp.8":   (1, b"\x83", "7q"),       "cmp.32":  (1, b"\x81", "7q"),
+    "imul.8":  (1, b"\x6b", "qq"),       "imul.32": (1, b"\x69", "qq"),
+    "mov.32":  (1, b"\xc7", "0q"),
+    "shl":     (1, b"\xc1", "4q"),       "shr":     (1, b"\xc1", "5q"),
+    "sar":     (1, b"\xc1", "7q"),
+}
+RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8, R9, R10, R11, R12, R13, R14, R15 = range(16)
+CONDITION = {"<": 0xC, ">=": 0xD, "<=": 0xE, ">": 0xF, "==": 0x4, "!=": 0x5}      # of jcc
+PREDICATE = {"<": 0x11, ">=": 0x1D, "<=": 0x12, ">": 0x1E, "==": 0x00, "!=": 0x04}  # of vcmpps
+
+# Calling conventions: where parameters arrive, what a function must leave as it was, and for
+# Windows, that a caller keeps 32 bytes for the callee above the return address.
+# Sources: System V ABI, AMD64 supplement, 3.2; Microsoft, "x64 calling convention".
+_ABI = {
+    "sysv":  dict(parameters=(RDI, RSI, RDX), saved=(RBX, RBP, R12, R13, R14, R15), saved_vecs=(),
+                  int_order=(RDI, RSI, RDX, RCX, R8, R9, R10, R11, RBX, RBP, R12, R13, R14, R15)),
+    "win64": dict(parameters=(RCX, RDX, R8), saved=(RBX, RBP, RDI, RSI, R12, R13, R14, R15),
+                  saved_vecs=tuple(range(6, 16)),
+                  int_order=(RCX, RDX, R8, R9, R10, R11, RBX, RBP, RDI, RSI, R12, R13, R14, R15)),
+}
+_CALL_SLOTS = 17            # frame space of a kernel that calls: 3 arguments, up to 14 registers
+
+
+class X86:
+    """The encoder for x86-64.  isa: "avx2", "vnni" (EVEX) or "avxvnni" (VEX); abi: see _ABI.
+
+    Register rax belongs to the encoder, rsp is the stack, all others are the kernel's.
+    """
+
+    n_vectors = 16
+
+    def __init__(self, isa, abi):
+        self.isa, self.abi = isa, abi
+        self.rows = _X86_ROWS[isa]
+        self.parameters, self.int_order = _ABI[abi]["parameters"], _ABI[abi]["int_order"]
+        self.code = bytearray()
+        self.labels, self.jumps = {}, []          # name -> offset; (offset of 4 bytes, name)
+        self.constants, self.uses = {}, []        # bytes -> offset; (offset of 4 bytes, end, bytes)
+
+    # The emitters: each appends one instruction.  The first argument names a row above.
+
+    def vvv(self, name, reg, vvvv, rm, imm=None):
+        """A vector instruction on registers."""
+        opcode, mmmmm, w_l_pp = VEX[name]
+        if rm < 8 and mmmmm == 1 and w_l_pp < 128:
+            self.code += bytes((0xC5, (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3) | w_l_pp, opcode,
+                                0xC0 | ((reg & 7) << 3) | rm))
+        else:
+            self.code += bytes((0xC4, (0x40 if reg > 7 else 0xC0) | (0 if rm > 7 else 0x20) | mmmmm,
+                                w_l_pp | ((15 - vvvv) << 3), opcode,
+                                0xC0 | ((reg & 7) << 3) | (rm & 7)))
+        if imm is not None:
+            self.code.append(imm)
+
+    def vvm(self, name, reg, vvvv, base, disp, imm=None):
+        """A vector instruction whose r/m is the memory at base + disp."""
+        opcode, mmmmm, w_l_pp = VEX[name]
+        if base < 8 and mmmmm == 1 and w_l_pp < 128:
+            head = (0xC5, (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3) | w_l_pp, opcode)
+        else:
+            head = (0xC4, (0x40 if reg > 7 else 0xC0) | (0 if base > 7 else 0x20) | mmmmm,
+                    w_l_pp | ((15 - vvvv) << 3), opcode)
+        self.code += bytes(head) + _at(reg, base, disp)
+        if imm is not None:
+            self.code.append(imm)
+
+    def vvc(self, name, reg, vvvv, data):
+        """A vector instruction whose r/m is a constant of the kernel."""
+        opcode, mmmmm, w_l_pp = VEX[name]
+        r_vvvv = (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3)
+        if mmmmm == 1:
+            head = (0xC5, r_vvvv | w_l_pp, opcode)
+        else:
+            head = (0xC4, (r_vvvv & 0x80) | 0x60 | mmmmm, (r_vvvv & 0x78) | w_l_pp, opcode)
+        self.code += bytes((*head, ((reg & 7) << 3) | 5, 0, 0, 0, 0))
+        self.constants[data] = None
+        self.uses.append((len(self.code) - 4, data))
+
+    def evex_dot(self, acc, u, s):
+        """vpdpbusd in the EVEX form of AVX-512, 4 bytes of prefix; our registers need no 5th bit.
+
+            62 | R X B R' 0 mmm | W vvvv 1 pp | z L'L b V' aaa |  (b: broadcast 4 bytes of memory)
+        """
+        self.code += bytes((0x62, (0x72 if acc > 7 else 0xF2) ^ (0x20 if s > 7 else 0),
+                            0x05 | ((15 - u) << 3), 0x28, 0x50, 0xC0 | ((acc & 7) << 3) | (s & 7)))
+
+    def evex_dot_broadcast(self, acc, u, base, disp):
+        """The same, s being 4 bytes of memory in every lane; a displacement byte counts 4 bytes."""
+        self.code += bytes((0x62, (0x72 if acc > 7 else 0xF2) ^ (0x20 if base > 7 else 0),
+                            0x05 | ((15 - u) << 3), 0x38, 0x50)) + _at(acc, base, disp, 4)
+
+    def rr(self, name, reg, rm, imm=None):
+        """An integer instruction on registers; reg may be a digit of the opcode."""
+        w, opcode, _ = _REX_ROWS[name]
+        rex = (w << 3) | (4 if reg > 7 else 0) | (1 if rm > 7 else 0)
+        if rex:
+            self.code.append(0x40 | rex)
+        self.code += opcode
+        self.code.append(0xC0 | ((reg & 7) << 3) | (rm & 7))
+        if imm is not None:
+            self.code += imm.to_bytes(4 if name.endswith(".32") else 1, "little", signed=imm < 0)
+
+    def rm(self, name, reg, base, disp):
+        """An integer instruction whose r/m is the memory at base + disp."""
+        w, opcode, _ = _REX_ROWS[name]
+        if name == "lock xadd":
+            self.code.append(0xF0)
+        rex = (w << 3) | (4 if reg > 7 else 0) | (1 if base > 7 else 0)
+        if rex or (name == "mov.mb" and reg > 3):        # without REX, 4..7 would be ah ch dh bh
+            self.code.append(0x40 | rex)
+        self.code += opcode + _at(reg, base, disp)
+
+    def store_word(self, reg, base, disp):
+        """mov word [base + disp], reg: prefix 66 before REX makes 16 bits of 32."""
+        self.code.append(0x66)
+        self.rm("mov.mr", reg, base, disp)
+
+    def mov_imm(self, d, n):
+        """Set integer register d to n in the shortest of the usual ways."""
+        if n == 0:
+            self.rr("xor.r", d, d)
+        elif 0 < n < 2**32:                                       # B8+r: clears the upper half
+            self.code += (b"\x41" if d > 7 else b"") + bytes((0xB8 | (d & 7),)) + n.to_bytes(4, "little")
+        elif -2**31 <= n < 0:
+            self.rr("mov.32", 0, d, n)
+        else:
+            self.code += bytes((0x49 if d > 7 else 0x48, 0xB8 | (d & 7)))
+            self.code += (n & (2**64 - 1)).to_bytes(8, "little")
+
+    def raw(self, text, data):
+        """An instruction that is always the same bytes."""
+        self.code += data
+
+    def push(self, r):
+        self.code += bytes((0x41, 0x50 | (r & 7)) if r > 7 else (0x50 | r,))
+
+    def pop(self, r):
+        self.code += bytes((0x41, 0x58 | (r & 7)) if r > 7 else (0x58 | r,))
+
+    def jump(self, how, label):
+        """Jump to a label if the flags of the last comparison say so, or always if how is None.
+
+        Always with 4 bytes of distance: a 1-byte form exists, but forward its use is a guess.
+        """
+        self.code += b"\xe9\0\0\0\0" if how is None else bytes((0x0F, 0x80 | CONDITION[how], 0, 0, 0, 0))
+        self.jumps.append((len(self.code) - 4, label))
+
+    def label(self, name):
+        self.labels[name] = len(self.code)
+
+    EMITTERS = ("vvv", "vvm", "vvc", "evex_dot", "evex_dot_broadcast", "rr", "rm", "store_word",
+                "mov_imm", "raw", "push", "pop", "jump", "label")
+
+    def text(self, emitter, operands, data):
+        """Return an instruction as an assembler writes it.  data: its bytes."""
+        name = operands[0]
+        if emitter == "label":
+            return f"{name[0]}_{name[1]}:"
+        if emitter == "jump":
+            return f"{'jmp' if name is None else 'j' + _JUMP_NAMES[name]} {operands[1][0]}_{operands[1][1]}"
+        if emitter == "raw":
+            return name
+        if emitter in ("push", "pop"):
+            return f"{emitter} {_INT_NAMES['q'][name]}"
+        if emitter == "mov_imm":
+            d, n = operands
+            return (f"xor {_INT_NAMES['r'][d]}, {_INT_NAMES['r'][d]}" if n == 0 else
+                    f"mov {_INT_NAMES['r' if 0 < n < 2**32 else 'q'][d]}, {n}")
+        if emitter == "store_word":
+            return f"mov {_memory_text(*operands[1:])}, {_INT_NAMES['w'][name]}"
+        if emitter.startswith("evex"):
+            acc, u, *s = operands
+            s = f"ymm{s[0]}" if len(s) == 1 else f"dword ptr {_memory_text(*s)}{{1to8}}"
+            return f"vpdpbusd ymm{acc}, ymm{u}, {s}"
+        if emitter in ("rr", "rm"):
+            pattern = _REX_ROWS[name][2]
+            if emitter == "rr":
+                reg, r_m, *imm = operands[1:]
+            else:
+                (reg, *r_m), imm = operands[1:], ()
+                r_m = _MEMORY_SIZE.get(name, "") + _memory_text(*r_m)
+            return _operands_text(name, pattern, reg, None, r_m, imm)
+        _, reg, vvvv, *r_m = operands
+        if emitter == "vvv":
+            r_m, *imm = r_m
+        elif emitter == "vvm":
+            base, disp, *imm = r_m
+            r_m = _memory_text(base, disp)
+        else:
+            r_m, imm = f"[rip + {struct.unpack('<i', data[-4:])[0]}]", ()
+        prefix = "{vex} " if name == "vpdpbusd" else ""
+        return prefix + _operands_text(name, _VEX_ROWS[name][5], reg, vvvv, r_m, imm)
+
+    # Beginning and end of a kernel.
+
+    def begin(self, ints, vectors, calls):
+        """Save what the calling convention wants kept, and make room on the stack."""
+        self.saved = [r for r in _ABI[self.abi]["saved"] if r in ints]
+        self.saved_vecs = [v for v in _ABI[self.abi]["saved_vecs"] if v in vectors or calls]
+        self.saved_vecs = [v for v in self.saved_vecs if v in vectors]
+        for r in self.saved:
+            self.push(r)
+        self.shadow = 32 if self.abi == "win64" else 0
+        self.vec_area = self.shadow + 8 * _CALL_SLOTS if calls else 0
+        self.frame = self.vec_area + 16 * len(self.saved_vecs)
+        if calls and (self.frame + 8 * len(self.saved) + 8) % 16:
+            self.frame += 8                              # at a call, rsp is a multiple of 16
+        if self.frame:
+            _add_imm(self, RSP, RSP, -self.frame)
+        for i, v in enumerate(self.saved_vecs):
+            self.vvm("vmovdqu.mx", v, 0, RSP, self.vec_area + 16 * i)
+        self.vectors = vectors
+
+    def finish(self):
+        """Undo `begin`, return, lay down the constants, fill in distances; return the bytes."""
+        if self.vectors:
+            # Old SSE code in the caller is slow while upper halves are in use, so clear them all.
+            self.raw("vzeroupper", b"\xc5\xf8\x77")
+        for i, v in enumerate(self.saved_vecs):
+            self.vvm("vmovdqu.x", v, 0, RSP, self.vec_area + 16 * i)
+        if self.frame:
+            _add_imm(self, RSP, RSP, self.frame)
+        for r in reversed(self.saved):
+            self.pop(r)
+        self.raw("ret", b"\xc3")
+        self.n_code_bytes = len(self.code)
+        for data in sorted(self.constants, key=len, reverse=True):
+            self.code += bytes(-len(self.code) % len(data))
+            self.constants[data] = len(self.code)
+            self.code += data
+        for at, label in self.jumps:
+            self.code[at:at + 4] = struct.pack("<i", self.labels[label] - (at + 4))
+        for at, data in self.uses:
+            self.code[at:at + 4] = struct.pack("<i", self.constants[data] - (at + 4))
+        return bytes(self.code)
+
+
+_INT_NAMES = {
+    "q": "rax rcx rdx rbx rsp rbp rsi rdi r8 r9 r10 r11 r12 r13 r14 r15".split(),
+    "r": "eax ecx edx ebx esp ebp esi edi r8d r9d r10d r11d r12d r13d r14d r15d".split(),
+    "w": "ax cx dx bx sp bp si di r8w r9w r10w r11w r12w r13w r14w r15w".split(),
+    "b": "al cl dl bl spl bpl sil dil r8b r9b r10b r11b r12b r13b r14b r15b".split(),
+}
+_JUMP_NAMES = {"<": "l", ">=": "ge", "<=": "le", ">": "g", "==": "e", "!=": "ne"}
+_MEMORY_SIZE = {"movsx.w": "word ptr ", "movzx.w": "word ptr ", "movsx.b": "byte ptr ",
+                "movzx.b": "byte ptr ", "movsxd.m": "dword ptr ", "div": "qword ptr "}
+
+
+def _memory_text(base, disp):
+    return f"[{_INT_NAMES['q'][base]}{f' + {disp}' if disp > 0 else f' - {-disp}' if disp else ''}]"
+
+
+def _operands_text(name, pattern, reg, vvvv, r_m, imm):
+    """Return mnemonic and operands in the order that a table's pattern says; see _VEX_ROWS."""
+    kinds = pattern.lstrip("<")
+    fields = [reg, vvvv, r_m] if len(kinds) == 3 else [reg, r_m]
+    if pattern[0] == "<":
+        fields.reverse()
+    texts = []
+    for kind, field in zip(kinds, fields):
+        if kind in "xy":
+            texts.append(field if type(field) is str else f"{kind}mm{field}")
+        elif not kind.isdigit():
+            texts.append(field if type(field) is str else _INT_NAMES[kind][field])
+    if name == "vpblendvb":
+        texts.append(f"ymm{imm[0] >> 4}")            # here the last byte holds a register
+    elif imm and imm[0] is not None:
+        texts.append(str(imm[0]))
+    return f"{name.split('.')[0]} {', '.join(texts)}"
+
+
+def _at(reg, base, disp, unit=1):
+    """Return the bytes mod reg r/m and what follows, for the memory at base + disp.
+
+    unit: how many bytes a 1-byte displacement counts, other than 1 in the EVEX form only.
+    """
+    reg_rm = ((reg & 7) << 3) | (base & 7)
+    sib = b"\x24" if base & 7 == 4 else b""
+    if disp == 0 and base & 7 != 5:
+        return bytes((reg_rm,)) + sib
+    if disp % unit == 0 and -128 <= disp // unit <= 127:
+        return bytes((0x40 | reg_rm,)) + sib + bytes((disp // unit & 0xFF,))
+    return bytes((0x80 | reg_rm,)) + sib + struct.pack("<i", disp)
+
+
+# From here on, how each operation becomes instructions: the rows that `allocate` looks up.  A
+# function has the operation's operands, and after them its temporaries.  It must be right when
+# the destination is also a source.
+
+def _arith(name, commutes):
+    """Return the function for d = a op b, on an instruction that does d = d op b."""
+    def function(asm, d, a, b):
+        if d == b and d != a:
+            if commutes:
+                a, b = b, a
+            else:
+                asm.rr("mov", a, RAX)
+                asm.rr(name, b, RAX)
+                return asm.rr("mov", RAX, d)
+        if d != a:
+            asm.rr("mov", a, d)
+        asm.rr(name, b, d)
+    return function
+
+
+def _arith_imm(name, digit):
+    """Return the function for d = a op n, n a constant."""
+    def function(asm, d, a, n):
+        if d != a:
+            asm.rr("mov", a, d)
+        if -128 <= n <= 127:
+            asm.rr(name + ".8", digit, d, n)
+        elif -2**31 <= n < 2**31:
+            asm.rr(name + ".32", digit, d, n)
+        else:
+            asm.mov_imm(RAX, n)
+            asm.rr(name, RAX, d)
+    return function
+
+
+def _add_imm(asm, d, a, n):
+    """d = a + n: lea adds without touching its source, else the plain add."""
+    if d != a and -2**31 <= n < 2**31:
+        asm.rm("lea", d, a, n)
+    else:
+        _arith_imm("add", 0)(asm, d, a, n)
+
+
+def _mul_row(asm, d, a, b):
+    if d == b:
+        a, b = b, a
+    if d != a:
+        asm.rr("mov", a, d)
+    asm.rr("imul", d, b)
+
+
+def _mul_imm(asm, d, a, n):
+    if -2**31 <= n < 2**31:
+        asm.rr("imul.8" if -128 <= n <= 127 else "imul.32", d, a, n)
+    else:
+        asm.mov_imm(RAX, n)
+        asm.rr("imul", RAX, a)
+        asm.rr("mov", RAX, d)
+
+
+def _divide_row(result):
+    """div divides rdx:rax by its operand, into quotient rax and remainder rdx."""
+    def function(asm, d, a, b):
+        asm.push(RDX)
+        asm.push(b)
+        asm.rr("mov", a, RAX)
+        asm.rr("xor.r", RDX, RDX)
+        asm.rm("div", 6, RSP, 0)
+        if result == RDX:
+            asm.rr("mov", RDX, RAX)
+        asm.pop(RDX)                     # b, dropped
+        asm.pop(RDX)
+        asm.rr("mov", RAX, d)
+    return function
+
+
+def _extreme(move):
+    """min and max: keep a, and move b over it if the comparison says so."""
+    def function(asm, d, a, b):
+        asm.rr("mov", a, RAX)
+        asm.rr("cmp", b, RAX)
+        asm.rr(move, RAX, b)
+        asm.rr("mov", RAX, d)
+
+    def function_imm(asm, d, a, n):
+        asm.mov_imm(RAX, n)
+        asm.rr("cmp", a, RAX)
+        asm.rr(move, RAX, a)
+        asm.rr("mov", RAX, d)
+    return function, function_imm
+
+
+def _shift_int(name, digit):
+    def function(asm, d, a, n):
+        if d != a:
+            asm.rr("mov", a, d)
+        if n:
+            asm.rr(name, digit, d, n)
+    return function
+
+
+def _mov(asm, d, a):
+    if d != a:
+        asm.rr("mov", a, d)
+
+
+def _vmov(asm, d, a):
+    if d != a:
+        asm.vvv("vmovaps", d, 0, a)
+
+
+def _fetch_add_row(asm, d, base, x, disp):
+    asm.rr("mov", x, RAX)
+    asm.rm("lock xadd", RAX, base, disp)
+    asm.rr("mov", RAX, d)
+
+
+def _const(asm, d, data):
+    """Constants that are all 0 or 1 bits need no memory; repeated ones are stored once."""
+    if data == bytes(32):
+        asm.vvv("vpxor", d, d, d)
+    elif data == b"\xff" * 32:
+        asm.vvv("vpcmpeqd", d, d, d)
+    elif data == data[:4] * 8:
+        asm.vvc("vbroadcastss", d, 0, data[:4])
+    elif data == data[:16] * 2:
+        asm.vvc("vbroadcasti128", d, 0, data[:16])
+    else:
+        asm.vvc("vmovdqu", d, 0, data)
+
+
+def _three(name):
+    return (lambda asm, d, a, b: asm.vvv(name, d, a, b)), 0
+
+
+def _two(name):
+    return (lambda asm, d, a: asm.vvv(name, d, 0, a)), 0
+
+
+def _two_imm(name, imm):
+    return (lambda asm, d, a: asm.vvv(name, d, 0, a, imm)), 0
+
+
+def _shift_vector(name, digit):
+    return (lambda asm, d, a, n: asm.vvv(name, digit, d, a, n)), 0
+
+
+def _vload(name):
+    return (lambda asm, d, base, disp: asm.vvm(name, d, 0, base, disp)), 0
+
+
+def _vstore(name):
+    return (lambda asm, base, v, disp: asm.vvm(name, v, 0, base, disp)), 0
+
+
+def _load_int_row(name):
+    return (lambda asm, d, base, disp: asm.rm(name, d, base, disp)), 0
+
+
+def _store_int_row(name):
+    return (lambda asm, base, x, disp: asm.rm(name, x, base, disp)), 0
+
+
+_LANE_NUMBERS = struct.pack("<8i", *range(8))
+
+
+def _first_lanes_mask(asm, d, n):
+    """d = all ones in the lanes i < n."""
+    asm.vvv("vmovd", d, 0, n)
+    asm.vvv("vpbroadcastd", d, 0, d)
+    asm.vvc("vpcmpgtd", d, d, _LANE_NUMBERS)
+
+
+def _load_first_row(asm, d, base, n, disp):
+    _first_lanes_mask(asm, d, n)
+    asm.vvm("vmaskmovps", d, d, base, disp)
+
+
+def _store_first_row(asm, base, v, n, disp, t):
+    _first_lanes_mask(asm, t, n)
+    asm.vvm("vmaskmovps.m", v, t, base, disp)
+
+
+def _load_i32_at(asm, d, base, disps, t):
+    """Two halves of four: the first dword clears its register, the others are inserted."""
+    for half, v in ((disps[:4], d), (disps[4:], t)):
+        asm.vvm("vmovd", v, 0, base, half[0])
+        for lane in (1, 2, 3):
+            asm.vvm("vpinsrd", v, v, base, half[lane], lane)
+    asm.vvv("vinserti128", d, d, t, 1)
+
+
+def _splat_i32(asm, d, x):
+    asm.vvv("vmovd", d, 0, x)
+    asm.vvv("vpbroadcastd", d, 0, d)
+
+
+def _insert_i32_row(asm, d, v, x, lane, t):
+    _splat_i32(asm, t, x)
+    asm.vvv("vpblendd", d, v, t, 1 << lane)
+
+
+def _extract_i32(asm, d, v, lane, t):
+    if lane > 3:
+        asm.vvv("vextracti128", v, 0, t, 1)
+        v = t
+    if lane & 3:
+        asm.vvv("vpextrd", v, 0, d, lane & 3)
+    else:
+        asm.vvv("vmovd.r", v, 0, d)
+    asm.rr("movsxd", d, d)
+
+
+def _broadcast_lane(asm, d, v, lane):
+    asm.vvv("vpshufd", d, 0, v, (lane & 3) * 0b01010101)      # that lane of its half, four times
+    asm.vvv("vpermq", d, 0, d, 0xEE if lane > 3 else 0x44)    # then that half twice
+
+
+def _hsum_f32_row(asm, d, a, t):
+    asm.vvv("vhaddps", d, a, a)
+    asm.vvv("vhaddps", d, d, d)
+    asm.vvv("vperm2f128", t, d, d, 1)
+    asm.vvv("vaddps", d, d, t)
+
+
+def _fold_row(name):
+    """The function for a fold over all lanes: by halves, by pairs, by neighbours."""
+    def function(asm, d, a, t):
+        asm.vvv("vperm2i128", t, a, a, 1)
+        asm.vvv(name, d, a, t)
+        for order in (0b01_00_11_10, 0b10_11_00_01):
+            asm.vvv("vpshufd", t, 0, d, order)
+            asm.vvv(name, d, d, t)
+    return function, 1
+
+
+def _load_bf16x8(asm, d, base, disp):
+    asm.vvm("vpmovzxwd", d, 0, base, disp)
+    asm.vvv("vpslld", 6, d, d, 16)
+
+
+def _store_i32_as_i8(asm, base, v, disp, t):
+    asm.vvv("vextracti128", v, 0, t, 1)
+    asm.vvv("vpackssdw.x", t, v, t)
+    asm.vvv("vpacksswb.x", t, t, t)
+    asm.vvm("vmovq.m", t, 0, base, disp)
+
+
+def _extend(name):
+    def function(asm, d, a, half):
+        if half:
+            asm.vvv("vextracti128", a, 0, d, 1)
+        asm.vvv(name, d, 0, d if half else a)
+    return function, 0
+
+
+# The dot products.  Before VNNI: vpmaddubsw multiplies u8 by i8 and adds pairs into i16, which
+# does not overflow under the conditions of 5.1; vpmaddwd by ones adds pairs into i32.  Bytes that
+# are signed on both sides give their sign to the other side first.
+_ONES_I16 = struct.pack("<16h", *[1] * 16)
+
+
+def _dot4_us_avx2(asm, acc, u, s, t):
+    asm.vvv("vpmaddubsw", t, u, s)
+    asm.vvc("vpmaddwd", t, t, _ONES_I16)
+    asm.vvv("vpaddd", acc, acc, t)
+
+
+def _dot4_us_m_avx2(asm, acc, u, base, disp, t):
+    asm.vvm("vpbroadcastd", t, 0, base, disp)
+    _dot4_us_avx2(asm, acc, u, t, t)
+
+
+def _dot4_us_m_avxvnni(asm, acc, u, base, disp, t):
+    asm.vvm("vpbroadcastd", t, 0, base, disp)
+    asm.vvv("vpdpbusd", acc, u, t)
+
+
+def _dot4_ss(dot):
+    def function(asm, acc, a, b, t, t2):
+        asm.vvv("vpsignb", t, b, a)
+        asm.vvv("vpabsb", t2, 0, a)
+        dot(asm, acc, t2, t, t)
+    return function, 2
+
+
+def _compare(asm, a, b):
+    asm.rr("cmp", b, a)
+
+
+def _compare_imm(asm, a, n):
+    if n == 0:
+        asm.rr("test", a, a)
+    elif -2**31 <= n < 2**31:
+        asm.rr("cmp.8" if -128 <= n <= 127 else "cmp.32", 7, a, n)
+    else:
+        asm.mov_imm(RAX, n)
+        asm.rr("cmp", RAX, a)
+
+
+_OPPOSITE = {"<": ">=", ">=": "<", "<=": ">", ">": "<=", "==": "!=", "!=": "=="}
+
+
+def _loop(asm, count, block):
+    asm.rr("test", count, count)
+    asm.jump("<=", ("end", block))
+    asm.label(("top", block))
+
+
+def _endloop(asm, count, block):
+    asm.rr("sub.8", 5, count, 1)
+    asm.jump(">", ("top", block))
+    asm.label(("end", block))
+
+
+def _else(asm, block):
+    asm.jump(None, ("end", block))
+    asm.label(("else", block))
+
+
+def _branches(compare):
+    """Return the functions for if, while and endwhile."""
+    def if_(asm, a, how, b, block):
+        compare(asm, a, b)
+        asm.jump(_OPPOSITE[how], ("end" if asm.blocks[block][1] is None else "else", block))
+
+    def while_(asm, a, how, b, block):
+        compare(asm, a, b)
+        asm.jump(_OPPOSITE[how], ("end", block))
+        asm.label(("top", block))
+
+    def endwhile(asm, a, how, b, block):
+        compare(asm, a, b)
+        asm.jump(how, ("top", block))
+        asm.label(("end", block))
+    return if_, while_, endwhile
+
+
+def _call(asm, address, a, b, c, live):
+    """Call a C function of three arguments; registers that it may change wait on the stack."""
+    slot = asm.shadow
+    kept = [r for r in live if r not in _ABI[asm.abi]["saved"]]
+    for i, r in enumerate((a, b, c, *kept)):
+        asm.rm("mov.mq", r, RSP, slot + 8 * i)
+    asm.rr("mov", address, RAX)
+    for i, r in enumerate(asm.parameters):
+        asm.rm("mov.q", r, RSP, slot + 8 * i)
+    asm.raw("vzeroupper", b"\xc5\xf8\x77")
+    asm.raw("call rax", b"\xff\xd0")
+    for i, r in enumerate(kept):
+        asm.rm("mov.q", r, RSP, slot + 8 * (i + 3))
+
+
+def _x86_rows(isa):
+    """Return the table operation -> (function, number of temporaries) of an instruction set."""
+    def plain(function, n_temps=0):
+        return function, n_temps
+
+    rows = {
+        "imm": plain(lambda asm, d, n: asm.mov_imm(d, _i64(n))), "mov": plain(_mov),
+        "add": plain(_arith("add", True)), "add_imm": plain(_add_imm),
+        "sub": plain(_arith("sub", False)),
+        "sub_imm": plain(lambda asm, d, a, n: _add_imm(asm, d, a, _i64(-n))),
+        "mul": plain(_mul_row), "mul_imm": plain(_mul_imm),
+        "div": plain(_divide_row(RAX)), "rem": plain(_divide_row(RDX)),
+        "iand": plain(_arith("and", True)), "iand_imm": plain(_arith_imm("and", 4)),
+        "ior": plain(_arith("or", True)), "ior_imm": plain(_arith_imm("or", 1)),
+        "ixor": plain(_arith("xor", True)), "ixor_imm": plain(_arith_imm("xor", 6)),
+        "shl": plain(_shift_int("shl", 4)), "shr": plain(_shift_int("shr", 5)),
+        "sar": plain(_shift_int("sar", 7)),
+        "load_i64": _load_int_row("mov.q"), "load_i32": _load_int_row("movsxd.m"),
+        "load_u32": _load_int_row("mov.r"), "load_i16": _load_int_row("movsx.w"),
+        "load_u16": _load_int_row("movzx.w"), "load_i8": _load_int_row("movsx.b"),
+        "load_u8": _load_int_row("movzx.b"),
+        "store_i64": _store_int_row("mov.mq"), "store_i32": _store_int_row("mov.mr"),
+        "store_i16": plain(lambda asm, base, x, disp: asm.store_word(x, base, disp)),
+        "store_i8": _store_int_row("mov.mb"),
+        # Loads and stores of aligned 64 bits are atomic and ordered as acquire and release.
+        "load_acquire": _load_int_row("mov.q"), "store_release": _store_int_row("mov.mq"),
+        "fetch_add": plain(_fetch_add_row),
+        "pause": plain(lambda asm: asm.raw("pause", b"\xf3\x90")),
+        "prefetch": plain(lambda asm, base, disp: asm.rm("prefetcht0", 1, base, disp)),
+        "call": plain(_call),
+        "loop": plain(_loop), "endloop": plain(_endloop), "else": plain(_else),
+        "endif": plain(lambda asm, block: asm.label(("end", block))),
+
+        "const": plain(_const), "vmov": plain(_vmov),
+        "vload": _vload("vmovdqu"), "vstore": _vstore("vmovdqu.m"),
+        "vand": _three("vpand"), "vor": _three("vpor"), "vxor": _three("vpxor"),
+        "vandnot": _three("vpandn"),
+        "select": plain(lambda asm, d, mask, yes, no: asm.vvv("vpblendvb", d, no, yes, mask << 4)),
+        "load_i8x16": _vload("vmovdqu.x"), "load_i8x8": _vload("vmovq"),
+        "load_f32": _vload("vmovss"), "store_i8x16": _vstore("vmovdqu.mx"),
+        "store_i8x8": _vstore("vmovq.m"), "store_f32": _vstore("vmovss.m"),
+        "load_high": plain(lambda asm, d, v, base, disp: asm.vvm("vinserti128", d, v, base, disp, 1)),
+        "load_f32_n": plain(_load_first_row), "load_i32_n": plain(_load_first_row),
+        "store_f32_n": plain(_store_first_row, 1), "store_i32_n": plain(_store_first_row, 1),
+        "load_i32_at": plain(_load_i32_at, 1),
+        "broadcast_i8x16": _vload("vbroadcasti128"), "broadcast_i64x4": _vload("vpbroadcastq"),
+        "broadcast_f32x8": _vload("vbroadcastss"), "broadcast_i32x8": _vload("vpbroadcastd"),
+        "broadcast_i16x16": _vload("vpbroadcastw"), "broadcast_i8x32": _vload("vpbroadcastb"),
+        "splat_i32": plain(_splat_i32), "broadcast_lane": plain(_broadcast_lane),
+        "extract_i32": plain(_extract_i32, 1), "insert_i32": plain(_insert_i32_row, 1),
+
+        "add_f32": _three("vaddps"), "sub_f32": _three("vsubps"), "mul_f32": _three("vmulps"),
+        "div_f32": _three("vdivps"), "min_f32": _three("vminps"), "max_f32": _three("vmaxps"),
+        "sqrt_f32": _two("vsqrtps"), "round_f32": _two_imm("vroundps", 8),
+        "floor_f32": _two_imm("vroundps", 9),
+        "cmp_f32": plain(lambda asm, d, a, how, b: asm.vvv("vcmpps", d, a, b, PREDICATE[how])),
+        "i32_to_f32": _two("vcvtdq2ps"), "f32_to_i32": _two("vcvtps2dq"),
+        "hadd_f32": _three("vhaddps"), "hsum_f32": plain(_hsum_f32_row, 1),
+        "hmax_f32": _fold_row("vmaxps"), "load_f16x8": _vload("vcvtph2ps"),
+        "load_bf16x8": plain(_load_bf16x8),
+        "store_f16x8": plain(lambda asm, base, v, disp: asm.vvm("vcvtps2ph", v, 0, base, disp, 0)),
+
+        "add_i32": _three("vpaddd"), "sub_i32": _three("vpsubd"), "mul_i32": _three("vpmulld"),
+        "min_i32": _three("vpminsd"), "max_i32": _three("vpmaxsd"), "max_u32": _three("vpmaxud"),
+        "abs_i32": _two("vpabsd"), "shl_i32": _shift_vector("vpslld", 6),
+        "shr_i32": _shift_vector("vpsrld", 2), "sar_i32": _shift_vector("vpsrad", 4),
+        "shlv_i32": _three("vpsllvd"), "shrv_i32": _three("vpsrlvd"),
+        "cmpeq_i32": _three("vpcmpeqd"), "cmpgt_i32": _three("vpcmpgtd"),
+        "hsum_i32": _fold_row("vpaddd"), "hmax_u32": _fold_row("vpmaxud"),
+        "widen_i8x8": _vload("vpmovsxbd"), "widen_u8x8": _vload("vpmovzxbd"),
+        "widen_i16x8": _vload("vpmovsxwd"), "widen_u16x8": _vload("vpmovzxwd"),
+        "store_i32_as_i8": plain(_store_i32_as_i8, 1),
+
+        "add_i16": _three("vpaddw"), "sub_i16": _three("vpsubw"), "mul_i16": _three("vpmullw"),
+        "shl_i16": _shift_vector("vpsllw", 6), "shr_i16": _shift_vector("vpsrlw", 2),
+        "sar_i16": _shift_vector("vpsraw", 4),
+        "widen_i8x16": _vload("vpmovsxbw"), "widen_u8x16": _vload("vpmovzxbw"),
+        "extend_i8": _extend("vpmovsxbw"), "extend_u8": _extend("vpmovzxbw"),
+        "extend_i16": _extend("vpmovsxwd"), "extend_u16": _extend("vpmovzxwd"),
+        "madd": _three("vpmaddwd"),
+
+        "add_i8": _three("vpaddb"), "sub_i8": _three("vpsubb"), "min_u8": _three("vpminub"),
+        "max_u8": _three("vpmaxub"), "abs_i8": _two("vpabsb"), "sign_i8": _three("vpsignb"),
+        "cmpeq_i8": _three("vpcmpeqb"), "cmpgt_i8": _three("vpcmpgtb"),
+        "shuffle_i8": _three("vpshufb"),
+
+        "shuffle_i32": plain(lambda asm, d, a, order: asm.vvv(
+            "vpshufd", d, 0, a, order[0] | order[1] << 2 | order[2] << 4 | order[3] << 6)),
+        "blend_i32": plain(lambda asm, d, a, b, bits: asm.vvv("vpblendd", d, a, b, bits)),
+        "halves": plain(lambda asm, d, a, b, low, high: asm.vvv("vperm2i128", d, a, b, low | high << 4)),
+    }
+    rows["min"], rows["min_imm"] = map(plain, _extreme("cmovg"))
+    rows["max"], rows["max_imm"] = map(plain, _extreme("cmovl"))
+    rows["if"], rows["while"], rows["endwhile"] = map(plain, _branches(_compare))
+    rows["if_imm"], rows["while_imm"], rows["endwhile_imm"] = map(plain, _branches(_compare_imm))
+    for part, letter in (("lo", "l"), ("hi", "h")):
+        for lane, name in (("i8", "bw"), ("i16", "wd"), ("i32", "dq"), ("i64", "qdq")):
+            rows[f"unpack_{part}_{lane}"] = _three(f"vpunpck{letter}{name}")
+    if isa == "avx2":
+        rows["dot4_us"], rows["dot4_us_m"] = (_dot4_us_avx2, 1), (_dot4_us_m_avx2, 1)
+        rows["dot4_ss"] = _dot4_ss(_dot4_us_avx2)
+    elif isa == "avxvnni":
+        rows["dot4_us"], rows["dot4_us_m"] = _three("vpdpbusd"), (_dot4_us_m_avxvnni, 1)
+        rows["dot4_ss"] = _dot4_ss(lambda asm, acc, u, s, _: asm.vvv("vpdpbusd", acc, u, s))
+    else:
+        rows["dot4_us"] = plain(lambda asm, acc, u, s: asm.evex_dot(acc, u, s))
+        rows["dot4_us_m"] = plain(lambda asm, acc, u, base, disp: asm.evex_dot_broadcast(acc, u, base, disp))
+        rows["dot4_ss"] = _dot4_ss(lambda asm, acc, u, s, _: asm.evex_dot(acc, u, s))
+    return rows
+
+
+_X86_ROWS = {isa: _x86_rows(isa) for isa in ("avx2", "vnni", "avxvnni")}
+ENCODERS.update(avx2=X86, vnni=X86, avxvnni=X86)
 
 
 # ---------------------------------------------------------------------------------------
@@ -3585,6 +5523,294 @@ def features_arm64():
 
 # ---------------------------------------------------------------------------------------
 # 5.4 Executable memory
+#
+# A processor refuses to run bytes from ordinary memory, since most attacks begin by making it do
+# so.  Memory for code is asked from the system as writable, filled, and then changed to readable
+# and executable; it is never both writable and executable.  Some systems refuse even that; then
+# a reason is returned, and the caller runs in plain Python.
+#
+#     Linux, macOS on Intel   mmap, write, mprotect
+#     macOS on arm64          mmap with MAP_JIT, whose pages are writable or executable by turns,
+#                             per thread: pthread_jit_write_protect_np
+#     Windows                 VirtualAlloc, write, VirtualProtect
+#
+# arm64 fetches instructions through a cache that does not see writes: it must be told.
+# Which instructions there are, is asked from the processor (x86-64) or from the system (arm64).
+# Sources: mmap(2), mprotect(2); Apple, "Porting just-in-time compilers to Apple silicon";
+# Microsoft, VirtualProtect; Intel SDM 1, 14.3 and 2A, CPUID; Linux, arm64/elf_hwcaps.rst.
+
+_PROT_READ, _PROT_WRITE, _PROT_EXEC = 1, 2, 4              # the same on Linux and macOS
+_MAP_PRIVATE, _MAP_JIT = 2, 0x800
+_MAP_ANONYMOUS = 0x1000 if sys.platform == "darwin" else 0x20
+_MEM_COMMIT_RESERVE, _MEM_RELEASE = 0x3000, 0x8000         # Windows
+_PAGE_READWRITE, _PAGE_EXECUTE_READ = 4, 0x20
+_MACHINE = {"amd64": "x86-64", "x86_64": "x86-64", "arm64": "arm64", "aarch64": "arm64"}.get(
+    platform.machine().lower())
+
+KERNEL_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+
+
+def _foreign(library, name, result, *arguments):
+    """Return the C function `name` with its types; ctypes would guess int and cut an address."""
+    function = getattr(library, name)
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+class _Posix:
+    """Pages by mmap.  Each method raises OSError where the system refuses."""
+
+    def __init__(self):
+        c, address, size = ctypes, ctypes.c_void_p, ctypes.c_size_t
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.mmap = _foreign(libc, "mmap", address, address, size, c.c_int, c.c_int, c.c_int, c.c_long)
+        self.mprotect = _foreign(libc, "mprotect", c.c_int, address, size, c.c_int)
+        self.munmap = _foreign(libc, "munmap", c.c_int, address, size)
+        self.jit = sys.platform == "darwin" and _MACHINE == "arm64"
+        if self.jit:
+            self.write_protect = _foreign(libc, "pthread_jit_write_protect_np", None, c.c_int)
+            self.flush = _foreign(libc, "sys_icache_invalidate", None, address, size)
+
+    def place(self, data):
+        """Return the address of fresh pages that hold data and can be executed."""
+        writable = _PROT_READ | _PROT_WRITE
+        address = self.mmap(None, len(data), writable | _PROT_EXEC if self.jit else writable,
+                            _MAP_PRIVATE | _MAP_ANONYMOUS | (_MAP_JIT if self.jit else 0), -1, 0)
+        if address in (None, ctypes.c_void_p(-1).value):
+            raise OSError(f"mmap: {os.strerror(ctypes.get_errno())}")
+        if self.jit:
+            self.write_protect(0)
+            ctypes.memmove(address, data, len(data))
+            self.write_protect(1)
+            self.flush(address, len(data))
+            return address
+        ctypes.memmove(address, data, len(data))
+        if _MACHINE == "arm64":
+            _clear_cache(address, len(data))
+        if self.mprotect(address, len(data), _PROT_READ | _PROT_EXEC):
+            error = os.strerror(ctypes.get_errno())
+            self.munmap(address, len(data))
+            raise OSError(f"mprotect: {error}")
+        return address
+
+    def free(self, address, n_bytes):
+        self.munmap(address, n_bytes)
+
+
+def _clear_cache(address, n_bytes):
+    """Make arm64 Linux fetch what was written, by the compiler's helper for it.
+
+    Where no libgcc is found, the kernel's own care must do: it clears the cache of a page when
+    the page becomes executable for the first time, which is the next step here.
+    Source: Linux, arch/arm64/mm/flush.c, __sync_icache_dcache.
+    """
+    try:
+        clear = _foreign(ctypes.CDLL("libgcc_s.so.1"), "__clear_cache", None,
+                         ctypes.c_void_p, ctypes.c_void_p)
+    except (OSError, AttributeError):
+        return
+    clear(address, address + n_bytes)
+
+
+class _Windows:
+    """Pages by VirtualAlloc."""
+
+    def __init__(self):
+        c, address, size = ctypes, ctypes.c_void_p, ctypes.c_size_t
+        dll = ctypes.WinDLL("kernel32", use_last_error=True)
+        self.alloc = _foreign(dll, "VirtualAlloc", address, address, size, c.c_uint32, c.c_uint32)
+        self.protect = _foreign(dll, "VirtualProtect", c.c_int, address, size, c.c_uint32,
+                                c.POINTER(c.c_uint32))
+        self.virtual_free = _foreign(dll, "VirtualFree", c.c_int, address, size, c.c_uint32)
+        self.process = _foreign(dll, "GetCurrentProcess", address)
+        self.flush = _foreign(dll, "FlushInstructionCache", c.c_int, address, address, size)
+
+    def place(self, data):
+        address = self.alloc(None, len(data), _MEM_COMMIT_RESERVE, _PAGE_READWRITE)
+        if not address:
+            raise OSError(f"VirtualAlloc: error {ctypes.get_last_error()}")
+        ctypes.memmove(address, data, len(data))
+        if not self.protect(address, len(data), _PAGE_EXECUTE_READ, ctypes.byref(ctypes.c_uint32())):
+            error = ctypes.get_last_error()
+            self.free(address, len(data))
+            raise OSError(f"VirtualProtect: error {error}")
+        self.flush(self.process(), address, len(data))
+        return address
+
+    def free(self, address, n_bytes):
+        self.virtual_free(address, 0, _MEM_RELEASE)
+
+
+class Code:
+    """Machine code in executable memory.  addresses: where each piece begins.
+
+    Not freed by itself: `close` it when nothing can call it any more.
+    """
+
+    def __init__(self, system, address, n_bytes, addresses):
+        self._system, self._address, self._n_bytes = system, address, n_bytes
+        self.addresses = addresses
+
+    def function(self, i):
+        """Return piece i as a Python callable of (args address, chunk, scratch address)."""
+        return KERNEL_FUNCTION(self.addresses[i])
+
+    def close(self):
+        if self._address is not None:
+            self._system.free(self._address, self._n_bytes)
+        self._address = None
+
+
+def place_code(pieces):
+    """Put pieces of machine code (bytes) into executable memory; return (Code, None).
+
+    Where that is impossible, (None, reason), the reason being half a sentence for the user.
+    """
+    data, offsets = bytearray(), []
+    for piece in pieces:
+        data += bytes(-len(data) % 64)                     # each begins at a cache line
+        offsets.append(len(data))
+        data += piece
+    try:
+        system = _Windows() if sys.platform == "win32" else _Posix()
+        address = system.place(bytes(data))
+    except (OSError, AttributeError) as error:
+        return None, f"the system refuses executable memory ({error})"
+    return Code(system, address, len(data), [address + offset for offset in offsets]), None
+
+
+def compile_kernels(kernels, isa):
+    """Encode kernels for this machine; return (Code, None) or (None, reason)."""
+    return place_code([encode(kernel, isa) for kernel in kernels])
+
+
+def host_abi():
+    """Return the name of this machine's calling convention."""
+    return "aapcs64" if _MACHINE == "arm64" else "win64" if sys.platform == "win32" else "sysv"
+
+
+def features_x86(cpuid, read_xcr0):
+    """Return the names of the instruction sets that may be used, best first.
+
+    cpuid: function of (leaf, subleaf) -> (eax, ebx, ecx, edx).  read_xcr0: function -> int.
+    What cpuid claims is not enough: the system must also save the registers when it switches
+    threads, and says so in XCR0.  Reading that is itself an instruction that may not be allowed.
+    """
+    def bit(register, n):
+        return register >> n & 1
+
+    highest_leaf = cpuid(0, 0)[0]
+    if highest_leaf < 7:
+        return []
+    ecx1 = cpuid(1, 0)[2]
+    highest_7, ebx7, ecx7, _ = cpuid(7, 0)
+    osxsave, avx, f16c, avx2 = bit(ecx1, 27), bit(ecx1, 28), bit(ecx1, 29), bit(ebx7, 5)
+    if not (osxsave and avx and f16c and avx2):
+        return []
+    xcr0 = read_xcr0()
+    if xcr0 & 0b110 != 0b110:                              # xmm, upper halves of ymm
+        return []
+    found = ["avx2"]
+    if highest_7 >= 1 and bit(cpuid(7, 1)[0], 4):
+        found.insert(0, "avxvnni")
+    avx512f, avx512vl, avx512_vnni = bit(ebx7, 16), bit(ebx7, 31), bit(ecx7, 11)
+    if avx512f and avx512vl and avx512_vnni and xcr0 & 0b11100110 == 0b11100110:
+        found.insert(0, "vnni")
+    return found
+
+
+def _cpuid_code(abi):
+    """Return code for cpuid: args[0..1] are leaf and subleaf, eax ebx ecx edx go to args[2..5]."""
+    asm = X86("avx2", abi)
+    asm.begin({RBX}, (), False)
+    asm.rr("mov", asm.parameters[0], R10)
+    asm.rm("mov.r", RAX, R10, 0)
+    asm.rm("mov.r", RCX, R10, 8)
+    asm.raw("cpuid", b"\x0f\xa2")
+    for i, r in enumerate((RAX, RBX, RCX, RDX)):
+        asm.rm("mov.mr", r, R10, 16 + 8 * i)
+    return asm.finish()
+
+
+def _xgetbv_code(abi):
+    """Return code for xgetbv: the low half of XCR0 goes to args[0]."""
+    asm = X86("avx2", abi)
+    asm.begin((), (), False)
+    asm.rr("mov", asm.parameters[0], R10)
+    asm.rr("xor.r", RCX, RCX)
+    asm.raw("xgetbv", b"\x0f\x01\xd0")
+    asm.rm("mov.mr", RAX, R10, 0)
+    return asm.finish()
+
+
+def _ask_x86():
+    """Return (names of instruction sets, reason): the processor's own answer."""
+    code, reason = place_code([_cpuid_code(host_abi()), _xgetbv_code(host_abi())])
+    if code is None:
+        return [], reason
+
+    def cpuid(leaf, subleaf):
+        args = (ctypes.c_int64 * 6)(leaf, subleaf)
+        code.function(0)(ctypes.addressof(args), 0, None)
+        return tuple(args[2:])
+
+    def read_xcr0():
+        args = (ctypes.c_int64 * 1)()
+        code.function(1)(ctypes.addressof(args), 0, None)
+        return args[0]
+
+    found = features_x86(cpuid, read_xcr0)
+    code.close()
+    return found, None if found else "the processor or the system lacks AVX2 and F16C"
+
+
+def _ask_arm64():
+    """Return (names of instruction sets, reason).  Every arm64 processor has NEON."""
+    c = ctypes
+    if sys.platform == "linux":
+        getauxval = _foreign(c.CDLL(None), "getauxval", c.c_ulong, c.c_ulong)
+        dot = getauxval(16) >> 20 & 1                      # AT_HWCAP, HWCAP_ASIMDDP
+    elif sys.platform == "darwin":
+        sysctl = _foreign(c.CDLL(None), "sysctlbyname", c.c_int, c.c_char_p, c.c_void_p, c.c_void_p,
+                          c.c_void_p, c.c_size_t)
+        value, size = c.c_int(), c.c_size_t(4)
+        status = sysctl(b"hw.optional.arm.FEAT_DotProd", c.byref(value), c.byref(size), None, 0)
+        dot = status == 0 and value.value
+    elif sys.platform == "win32":
+        present = _foreign(c.WinDLL("kernel32"), "IsProcessorFeaturePresent", c.c_int, c.c_uint32)
+        dot = present(43)                                  # PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
+    else:
+        dot = False
+    return (["neon_dot"] if dot else []) + ["neon"], None
+
+
+@functools.lru_cache(None)
+def host_instruction_sets():
+    """Return (names of the instruction sets that kernels may use here, best first; reason if none)."""
+    if ctypes.sizeof(ctypes.c_void_p) != 8 or sys.byteorder != "little" or _MACHINE is None:
+        return [], f"no code generator for this machine ({platform.machine()}, " \
+                   f"{8 * ctypes.sizeof(ctypes.c_void_p)}-bit Python)"
+    found, reason = _ask_x86() if _MACHINE == "x86-64" else _ask_arm64()
+    found = [isa for isa in found if isa in ENCODERS]
+    return found, reason if found or reason else "no code generator for this machine"
+
+
+def choose_isa(environ):
+    """Return (instruction set, None), or (None, why plain Python is used).
+
+    KSHIPRA_ISA in environ chooses one that is not above what the processor has, or "python".
+    """
+    wanted = environ.get("KSHIPRA_ISA")
+    if wanted == "python":
+        return None, "KSHIPRA_ISA=python"
+    found, reason = host_instruction_sets()
+    if not wanted or not found:
+        return (found[0], None) if found else (None, reason)
+    for isa in found:
+        if wanted == isa or (wanted == "vnni" and isa == "avxvnni"):
+            return isa, None
+    raise KshipraError(f"KSHIPRA_ISA={wanted!r}: this machine offers {', '.join(found)} and python; "
+                       "choose one of these, or leave it unset")
 
 
 # ---------------------------------------------------------------------------------------
@@ -3615,19 +5841,24 @@ def features_arm64():
 KV_TYPES = ("f32", "f16")
 
 
+def check_page_size(page_size):
+    """Refuse a page size that would cut a chunk of attention unevenly."""
+    if page_size < 8 or (CHUNK % page_size and page_size % CHUNK):
+        raise KshipraError(f"page size {page_size} is not 8, 16, 32 or a multiple of {CHUNK}")
+
+
 class PagePool:
     """An arena of n_pages pages, lent out by number and counted.
 
     layers: one (n_kv_heads, head_dim) for each layer
-    page_size: positions in a page, a power of two of at least 8, or a multiple of CHUNK
+    page_size: positions in a page: 8, 16, 32 or a multiple of CHUNK
     refs[page]: how many tables hold the page
     """
 
     def __init__(self, layers, n_pages, page_size, kv_type="f16"):
         if kv_type not in KV_TYPES:
             raise KshipraError(f"kv_type {kv_type!r} is unknown; use one of {', '.join(KV_TYPES)}")
-        if page_size < 8 or (CHUNK % page_size and page_size % CHUNK):
-            raise KshipraError(f"page size {page_size} is not 8, 16, 32 or a multiple of {CHUNK}")
+        check_page_size(page_size)
         self.page_size, self.kv_type, self.n_pages = page_size, kv_type, n_pages
         self.value_bytes = 4 if kv_type == "f32" else 2
         self.layers, self.layer_offs, page_bytes = layers, [], 0
@@ -3745,12 +5976,10 @@ class Sequence:
 
         One token is always left over: its logits have to be computed.
         """
-        n = 0
-        for a, b in zip(self.tokens, tokens[:-1]):
-            if a != b:
-                break
-            n += 1
-        return n
+        n = min(len(self.tokens), len(tokens) - 1)
+        if self.tokens[:n] == tokens[:n]:       # the usual case, at C speed
+            return n
+        return next(i for i in range(n) if self.tokens[i] != tokens[i])
 
 
 # ---------------------------------------------------------------------------------------
@@ -3858,6 +6087,12 @@ KEYS = {    # hyperparameter: its key in GGUF, and its keys in config.json
 # 7.2 Hyperparameters
 
 DEFAULT_CTX = 8192                      # positions, where the model was trained for more
+GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
+CONFIG_MUST_BE = {  # keys of config.json that would change the answer, were they anything else
+    "partial_rotary_factor": 1, "use_bidirectional_attention": False, "use_sliding_window": False,
+    "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True,
+    "add_cross_attention": False,
+}
 
 
 class Hparams:
@@ -3898,14 +6133,18 @@ class Hparams:
                       f"keys and values must be equally wide, here {self.head_dim}")
         self.ffn = self.integer("ffn", 4 * self.hidden if self.arch_name == "gpt2" else None)
         self.n_ctx = self.integer("n_ctx")
-        self.eps = f32(self.number("rms_eps" if self.arch.norm == "rms" else "layer_eps"))
-        self.attn_cap = f32(self.number("attn_cap", 0.0))
-        self.final_cap = f32(self.number("final_cap", 0.0))
-        scalar = self.number("query_scalar", float(self.head_dim))
-        self.attn_scale = f32(1 / math.sqrt(scalar if self.arch.gemma else self.head_dim))
+        eps = "rms_eps" if self.arch.norm == "rms" else "layer_eps"
+        self.eps = f32(self.number(eps))
+        if not self.eps:
+            self.fail(eps, self.get(eps), "it must be above 0, or a row of zeros has no norm")
+        cap = None if self.arch_name == "gemma2" else 0.0       # None: must be in the file
+        self.attn_cap = f32(self.number("attn_cap", cap))
+        self.final_cap = f32(self.number("final_cap", cap))
+        self.attn_scale = f32(1 / math.sqrt(self._query_scalar()))
         self.embed_scale = f32(math.sqrt(self.hidden)) if self.arch.gemma else 1.0
         self.window = self._window()
-        self.check_activation()
+        if not self.is_gguf:
+            self._check_config()
 
     def get(self, name, default=None):
         """Return a hyperparameter as it stands in the file, or the default."""
@@ -3913,12 +6152,22 @@ class Hparams:
         if self.is_gguf:
             value = self.numbers.get(f"{self.arch_name}.{gguf_key}") if gguf_key else None
             return default if value is None else value
-        rope = self.numbers.get("rope_parameters")
-        for key in config_keys:
-            for place in (self.numbers, rope if isinstance(rope, dict) else {}):
+        kind = "sliding_attention" if name == "local_base" else "full_attention"
+        for place in (self.numbers, self.rope_parameters(kind)):
+            for key in config_keys:
                 if place.get(key) is not None:
                     return place[key]
         return default
+
+    def rope_parameters(self, kind="full_attention"):
+        """Return rope_parameters of config.json, which may hold one object per kind of layer."""
+        rope = self.numbers.get("rope_parameters") or {}
+        part = rope.get(kind, rope) if isinstance(rope, dict) else rope
+        if not isinstance(part, dict):
+            raise KshipraError(f"rope_parameters is {_quote(rope)}, not an object", self.path)
+        if kind == "sliding_attention" and part is not rope:
+            part = {"rope_local_base_freq": part.get("rope_theta")}
+        return part
 
     def fail(self, name, value, why):
         """Raise the error that a hyperparameter's value deserves."""
@@ -3939,18 +6188,31 @@ class Hparams:
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             self.fail(name, value, "a number is needed" if value is not None else "it is missing")
-        if not (math.isfinite(value) and 0 <= value < 1e30):
+        if not 0 <= value < 1e30:
             self.fail(name, value, "a finite number that is not negative is needed")
         return float(value)
 
     def _window(self):
         """Return the sliding window, 0 for none."""
         if self.arch_name == "qwen2" or self.arch_name == "qwen3":
-            if not self.is_gguf and self.numbers.get("use_sliding_window"):
-                raise KshipraError("use_sliding_window is not supported for this architecture",
-                                   self.path)
-            return 0
-        return self.integer("window", 0)
+            return 0                    # the key is there, and switched off
+        return self.integer("window", None if self.arch.window_every else 0)
+
+    def _query_scalar(self):
+        """Return the number whose root the scores are divided by: head_dim, but for Gemma.
+
+        A GGUF does not hold it; of the published models only the 27B ones differ from head_dim.
+        Source: llama.cpp, llama-model.cpp, f_attention_scale.
+        """
+        if not self.arch.window_every:
+            return self.head_dim
+        if self.is_gguf:
+            return self.hidden / self.n_heads \
+                if GEMMA_27B_LAYERS[self.arch_name] == self.n_layers else self.head_dim
+        scalar = self.number("query_scalar")
+        if not scalar:
+            self.fail("query_scalar", scalar, "it must be above 0")
+        return scalar
 
     def layer_window(self, i):
         """Return how many positions layer i looks back, itself included; 0 for all."""
@@ -3968,18 +6230,30 @@ class Hparams:
                                "that this model has learned; use a smaller --ctx-size", self.path)
         return ctx_size
 
-    def check_activation(self):
-        """Refuse a config.json whose activation is not this architecture's."""
-        if self.is_gguf:
-            return
-        kind = self.numbers.get("hidden_activation") or self.numbers.get("hidden_act") \
-            or self.numbers.get("activation_function")
-        known = {"silu": ("silu", "swish"), "gelu": ("gelu_new", "gelu_pytorch_tanh")}
-        # The first Gemma's configs say "gelu" but were trained with the tanh form.
-        if kind is not None and kind not in known[self.arch.act] and not (
-                self.arch.gemma and kind == "gelu"):
-            raise KshipraError(f"hidden_act is {kind!r}; {self.arch_name} is supported with "
-                               f"{known[self.arch.act][0]!r} only", self.path)
+    def _check_config(self):
+        """Refuse a config.json that asks for something which nothing here would compute."""
+        for key, need in CONFIG_MUST_BE.items():
+            self._must_be(key, (None, need))
+        known = {"silu": ("silu", "swish"), "gelu": ("gelu_new", "gelu_pytorch_tanh")}[
+            self.arch.act]
+        if self.arch.gemma:             # the first configs say "gelu" but mean the tanh form
+            known += ("gelu",)
+        key = next((k for k in ("hidden_activation", "hidden_act", "activation_function")
+                    if self.numbers.get(k)), "hidden_act")
+        self._must_be(key, (None,) + known)
+        for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+            self._must_be(key, (None, self.arch.window_every or None))
+        kinds = self.numbers.get("layer_types")
+        if isinstance(kinds, list):     # no list of our own: n_layers may be a lie
+            known = ["sliding_attention" if self.layer_window(i) else "full_attention"
+                     for i in range(len(kinds))]
+            self._must_be("layer_types", (None, known))
+
+    def _must_be(self, key, known):
+        value = self.numbers.get(key)
+        if value not in known:
+            raise KshipraError(f"{key} is {_quote(value)}; {self.arch_name} is supported with "
+                               f"{_quote(known[1])} only", self.path)
 
 
 # 7.3 Rotary positions.  Each pair of a head turns by position * frequency.  Stretching a
@@ -4011,10 +6285,13 @@ class RopeTable:
 def rope_scaling(hp):
     """Return the scaling as a dict of Hugging Face's names, whatever the file; {} for none."""
     if not hp.is_gguf:
-        scaling = hp.numbers.get("rope_scaling") or hp.numbers.get("rope_parameters") or {}
+        scaling = hp.numbers.get("rope_scaling") or hp.rope_parameters()
         if not isinstance(scaling, dict):
             raise KshipraError(f"rope_scaling is {scaling!r}, not an object", hp.path)
         kind = scaling.get("rope_type", scaling.get("type", "default"))
+        more = sorted(set(scaling) & {"mscale", "mscale_all_dim"})
+        if more:
+            raise KshipraError(f"rope scaling {kind!r} with {more[0]} is not supported", hp.path)
         return {} if kind == "default" else dict(scaling, rope_type=kind)
     prefix = f"{hp.arch_name}.rope.scaling."
     get = hp.numbers.get
@@ -4031,9 +6308,9 @@ def rope_scaling(hp):
 def _scaling_number(hp, scaling, key, default=None):
     value = scaling.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e30:
-        raise KshipraError(f"rope scaling {scaling['rope_type']!r} has {key} = {value!r}; a "
-                           "positive number is needed", hp.path)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1e-9 < value < 1e12:
+        raise KshipraError(f"rope scaling {scaling['rope_type']!r} has {key} = {_quote(value)}; "
+                           "a positive number is needed", hp.path)
     return value
 
 
@@ -4046,6 +6323,9 @@ def scale_llama3(hp, scaling, freqs):
     """
     factor, low, high, original = (_scaling_number(hp, scaling, key) for key in (
         "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"))
+    if not low < high:
+        raise KshipraError(f"rope scaling 'llama3' has low_freq_factor = {low} and "
+                           f"high_freq_factor = {high}; the first must be smaller", hp.path)
     out = []
     for f in freqs:
         turns = original * f / (2 * math.pi)          # over the original context
@@ -4067,8 +6347,11 @@ def scale_yarn(hp, scaling, freqs, base):
         """Return the (fractional) pair that makes so many turns over the original context."""
         return n_rot * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    low = max(0, math.floor(pair_with(_scaling_number(hp, scaling, "beta_fast", 32.0))))
-    high = min(n_rot - 1, math.ceil(pair_with(_scaling_number(hp, scaling, "beta_slow", 1.0))))
+    low = pair_with(_scaling_number(hp, scaling, "beta_fast", 32.0))
+    high = pair_with(_scaling_number(hp, scaling, "beta_slow", 1.0))
+    if scaling.get("truncate") is not False:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(0, low), min(n_rot - 1, high)
     out = []
     for i, f in enumerate(freqs):
         stretch = min(1.0, max(0.0, (i - low) / max(high - low, 0.001)))
@@ -4087,9 +6370,11 @@ def rope_table(hp, base, scaling, factors=None):
     n_rot = hp.integer("n_rot", hp.head_dim)
     if n_rot % 2 or n_rot > hp.head_dim:
         hp.fail("n_rot", n_rot, f"an even number of at most {hp.head_dim} is needed")
+    if not 1 < base < 1e12:
+        hp.fail("rope_base", base, "a number above 1 is needed")
     freqs = [base ** (-2 * i / n_rot) for i in range(n_rot // 2)]
     if factors is not None:
-        if len(factors) != len(freqs) or min(factors) <= 0:
+        if len(factors) != len(freqs) or not all(1e-9 < c < 1e9 for c in factors):
             raise KshipraError(f"tensor 'rope_freqs.weight' holds {len(factors)} factors; "
                                f"{len(freqs)} positive ones are needed", hp.path)
         freqs = [f / c for f, c in zip(freqs, factors)]
@@ -4310,10 +6595,11 @@ class Engine:
         self.weights = load_weights(checkpoint, hp)
         self.ctx_size = hp.check_ctx(ctx_size)
         scaling = rope_scaling(hp)
-        base = hp.number("rope_base", 10000.0)
-        local_base = hp.number("local_base", 10000.0)
         full = local = None
         if hp.arch.rope is not None:
+            # Gemma 3's own default is another one, so there it has to be in the file.
+            base = hp.number("rope_base", None if hp.arch_name == "gemma3" else 10000.0)
+            local_base = hp.number("local_base", 10000.0)
             full = rope_table(hp, base, scaling, self.weights.rope_freqs)
             local = full
             if hp.arch_name == "gemma3":        # local layers have a base of their own, unscaled
@@ -4322,6 +6608,8 @@ class Engine:
         self.attentions = [Attention(hp.n_heads, hp.n_kv_heads, hp.head_dim, hp.attn_scale,
                                      hp.layer_window(i), hp.attn_cap)
                            for i in range(hp.n_layers)]
+        if page_size is not None:
+            check_page_size(page_size)
         self.kv_type, self.page_size = kv_type, page_size
         self.new_cache()
 
@@ -4342,19 +6630,19 @@ class Engine:
         """
         if wanted is None:
             wanted = range(len(rows))
+        if not rows:
+            return []
+        lengths = {id(seq): (seq, len(seq.tokens)) for _, _, seq in rows}
         try:
             for token, pos, seq in rows:
                 self._append(token, pos, seq)
             logits = self.ops.run(forward, self, Batch(rows, list(wanted), self.cache))
+            for row in logits:
+                check_finite(row)
         except BaseException:           # leave each sequence as it was
-            for token, pos, seq in reversed(rows):
-                if pos < len(seq.tokens):
-                    seq.truncate(pos)
+            for seq, length in lengths.values():
+                seq.truncate(length)
             raise
-        for row in logits:
-            if not math.isfinite(sum(row)):
-                raise KshipraError("the logits are not finite; the model's weights are damaged, "
-                                   "so fetch it again")
         return logits
 
     def _append(self, token, pos, seq):
@@ -4389,16 +6677,14 @@ PENALTY_WINDOW = 64                     # the penalty looks at so many of the la
 
 
 def penalize(logits, tokens, penalty):
-    """Return logits with those of `tokens` made less likely: divided, or multiplied below 0."""
+    """Return logits with those of `tokens` made less likely: divided, or multiplied below 0.
+
+    A token beyond the logits (padding, in a prompt of ids) has none to change.
+    """
     out = array("f", logits)
-    for t in set(tokens):
+    for t in {t for t in tokens if t < len(out)}:
         out[t] = out[t] / penalty if out[t] > 0 else out[t] * penalty
     return out
-
-
-def keep_top_k(candidates, k):
-    """Return the k first candidates; 0 keeps all.   candidates: (logit, token), best first"""
-    return candidates[:k] if k else candidates
 
 
 def keep_top_p(candidates, p):
@@ -4418,16 +6704,24 @@ def keep_min_p(candidates, p):
     return [c for c, weight in zip(candidates, weights) if weight >= p] or candidates[:1]
 
 
+def largest(logits, k):
+    """Return the indices of the k largest logits, the largest first, equal ones in order."""
+    if k < len(logits) // 8:
+        return heapq.nlargest(k, range(len(logits)), key=logits.__getitem__)
+    return sorted(range(len(logits)), key=logits.__getitem__, reverse=True)[:k]
+
+
 class Sampler:
     """Chooses tokens; owns its random numbers, so requests do not disturb each other.
 
     temperature: 0 for greedy   top_k: 0 for all   top_p: 1 for all   min_p: 0 for all
     repeat_penalty: 1 for none   seed: None for a new one each time
+    largest: what finds the largest logits; a backend may have something quicker
     Raises KshipraError for a value outside its range.
     """
 
     def __init__(self, temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, repeat_penalty=1.0,
-                 seed=None):
+                 seed=None, largest=largest):
         for name, value, low, high in (
                 ("temperature", temperature, 0, math.inf), ("top_k", top_k, 0, math.inf),
                 ("top_p", top_p, 0, 1), ("min_p", min_p, 0, 1),
@@ -4435,16 +6729,23 @@ class Sampler:
             if isinstance(value, bool) or not isinstance(value, (int, float)) \
                     or not low <= value <= high or value == math.inf:
                 raise KshipraError(f"{name} is {value!r}; a number of {low} to {high} is needed")
+        if top_k != int(top_k):
+            raise KshipraError(f"top_k is {top_k!r}; a whole number is needed")
         self.temperature, self.top_k, self.top_p = temperature, int(top_k), top_p
         self.min_p, self.repeat_penalty = min_p, repeat_penalty
-        self.random = random.Random(seed)
+        self.random, self.largest = random.Random(seed), largest
 
     def __call__(self, logits, past, n_vocab=None):
         """Return the next token.
 
         logits: array('f')   past: the tokens so far   n_vocab: ids from here on are padding
         """
-        if n_vocab is not None and n_vocab < len(logits):
+        n_vocab = len(logits) if n_vocab is None else n_vocab
+        if self.temperature == 0 and self.repeat_penalty == 1:
+            best = getattr(logits, "best", n_vocab)     # machine code has looked already
+            if best < n_vocab:
+                return best
+        if n_vocab < len(logits):
             logits = logits[:n_vocab]
         if self.repeat_penalty != 1:
             logits = penalize(logits, past[-PENALTY_WINDOW:], self.repeat_penalty)
@@ -4459,10 +6760,8 @@ class Sampler:
 
     def candidates(self, logits):
         """Return the (logit, token) pairs that the filters leave, best first."""
-        n = self.top_k if 0 < self.top_k < len(logits) else len(logits)
-        order = sorted(range(len(logits)), key=logits.__getitem__, reverse=True) if n > 1000 \
-            else heapq.nlargest(n, range(len(logits)), key=logits.__getitem__)
-        candidates = keep_top_k([(logits[t], t) for t in order], self.top_k)
+        order = self.largest(logits, self.top_k or len(logits))
+        candidates = [(logits[t], t) for t in order]
         return keep_min_p(keep_top_p(candidates, self.top_p), self.min_p)
 
 
@@ -4480,26 +6779,10 @@ class Sampler:
 # Then tokens become text: pieces are held back while they may still be the beginning of a
 # stop string.
 
-def baseline(engine, prompt, choose):
-    """Yield tokens without end, computing every position anew for each.
-
-    prompt: token ids   choose(logits, tokens so far) -> token
-    """
-    tokens = list(prompt)
-    while True:
-        seq = Sequence(engine.cache)
-        try:
-            logits = prefill(engine, seq, tokens)
-        finally:
-            seq.truncate(0)
-        tokens.append(choose(logits, tokens))
-        yield tokens[-1]
-
-
 def prefill(engine, seq, tokens, progress=None):
-    """Append tokens to a sequence, ops.prefill_rows a step; return the last one's logits.
+    """Append tokens to a sequence, engine.prefill_rows a step; return the last one's logits.
 
-    progress(done, total): called before each step
+    progress(done, total): called before each step, and at the end
     """
     start, total, logits = len(seq.tokens), len(tokens), None
     for a in range(0, total, engine.prefill_rows):
@@ -4510,45 +6793,58 @@ def prefill(engine, seq, tokens, progress=None):
         last = a + len(part) == total
         result = engine.step(rows, [len(rows) - 1] if last else [])
         logits = result[0] if last else None
+    if progress:
+        progress(total, total)
     return logits
 
 
-def cached(engine, prompt, choose, seq=None, progress=None):
+def baseline(engine, prompt, choose, seq, progress=None):
+    """Yield tokens without end, computing every position anew for each.
+
+    prompt: token ids   choose(logits, tokens so far) -> token
+    seq: a Sequence; what it holds is dropped
+    """
+    tokens = list(prompt)
+    while True:
+        seq.truncate(0)
+        tokens.append(choose(prefill(engine, seq, tokens, progress), tokens))
+        progress = None
+        yield tokens[-1]
+
+
+def cached(engine, prompt, choose, seq, progress=None):
     """Yield tokens without end, each for one row of work after the prompt.
 
-    seq: a Sequence that may already hold the beginning of the prompt; what differs is dropped
+    seq: a Sequence that may already hold the beginning of the prompt; what differs is dropped.
+    It is looked at anew for each token: should another generation have used it in between,
+    what that one dropped is computed again.
     """
-    own = seq is None
-    seq = Sequence(engine.cache) if own else seq
-    try:
-        seq.truncate(seq.common_prefix(prompt))
-        tokens = list(prompt)
+    tokens = list(prompt)
+    while True:
+        seq.truncate(seq.common_prefix(tokens))
         logits = prefill(engine, seq, tokens[len(seq.tokens):], progress)
-        while True:
-            tokens.append(choose(logits, tokens))
-            yield tokens[-1]
-            logits = engine.step([(tokens[-1], len(tokens) - 1, seq)])[0]
-    finally:
-        if own:
-            seq.truncate(0)
+        tokens.append(choose(logits, tokens))
+        progress = None
+        yield tokens[-1]
 
 
 class StopStrings:
     """Passes text on, but not the stop strings, nor what may become one.
 
-    push(text) -> what may be shown; `found` is then the stop string that ended it, or None
+    push(text) -> what may be shown; `found` is then the stop string that ended it, or None.
+    The stop string that is complete first counts, so how the text is cut does not matter.
     """
 
     def __init__(self, stops):
-        self.stops = [s for s in stops if s]
+        self.stops = stops
         self.held, self.found = "", None
 
     def push(self, text):
         text, self.held = self.held + text, ""
-        hits = [(text.find(s), -len(s), s) for s in self.stops if s in text]
+        hits = [(text.find(s) + len(s), -len(s), s) for s in self.stops if s in text]
         if hits:
-            at, _, self.found = min(hits)
-            return text[:at]
+            end, _, self.found = min(hits)
+            return text[:end - len(self.found)]
         keep = 0
         for s in self.stops:
             for n in range(min(len(s) - 1, len(text)), keep, -1):
@@ -4609,9 +6905,10 @@ class Generation:
                 if self._stops.found:
                     self.finish_reason = "stop"
                     return
-            self.finish_reason = self.finish_reason or "length"
             text = self._stops.push(stream.flush())
             text += "" if self._stops.found else self._stops.flush()
+            if self.finish_reason is None:
+                self.finish_reason = "stop" if self._stops.found else "length"
             if text:
                 yield text
         finally:
@@ -4625,6 +6922,7 @@ class Generation:
 # computes; the command line can do nothing that a caller of `load` could not.
 
 DEVICES = ("auto", "python")
+STRATEGIES = {"cached": cached, "baseline": baseline}
 
 
 class Model(Engine):
@@ -4669,36 +6967,43 @@ class Model(Engine):
 
         prompt: str, or token ids   max_tokens: None for as many as the context holds
         stop: str or several; none of it is shown   ignore_eos: go on after an end token
-        strategy: "cached" or "baseline", as in chapter 9   progress(done, total): called while the prompt is read
+        strategy: "cached" or "baseline", as in chapter 9
+        progress(done, total): called while the prompt is read
         sampling: the parameters of Sampler
         """
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        tokens, limit = self._tokens(ids, max_tokens, strategy, progress, ignore_eos, sampling)
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        if "" in stops:
+            raise KshipraError("a stop string is empty; give at least one character")
+        tokens, limit = self._tokens(ids, max_tokens, strategy, progress, sampling)
         return Generation(tokens, ids, self.tokenizer,
-                          () if ignore_eos else self.tokenizer.stop_ids,
-                          (stop,) if isinstance(stop, str) else stop, limit)
+                          () if ignore_eos else self.tokenizer.stop_ids, stops, limit)
 
     def generate_ids(self, prompt, max_tokens=None, ignore_eos=False, strategy="cached",
                      **sampling):
         """Iterate over token ids, up to and without the end token; parameters as for generate."""
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        tokens, limit = self._tokens(ids, max_tokens, strategy, None, ignore_eos, sampling)
+        tokens, limit = self._tokens(ids, max_tokens, strategy, None, sampling)
         stop_ids = () if ignore_eos else self.tokenizer.stop_ids
         return itertools.takewhile(lambda t: t not in stop_ids, itertools.islice(tokens, limit))
 
-    def _tokens(self, ids, max_tokens, strategy, progress, ignore_eos, sampling):
+    def _tokens(self, ids, max_tokens, strategy, progress, sampling):
         """Return (endless token generator, how many tokens to take from it)."""
         self.check_prompt(ids)
+        if strategy not in STRATEGIES:
+            raise KshipraError(f"strategy {strategy!r} is unknown; use one of "
+                               f"{', '.join(STRATEGIES)}")
+        if max_tokens is not None and max_tokens < 0:
+            raise KshipraError(f"max_tokens is {max_tokens}; 0 or more are needed")
         room = self.ctx_size - len(ids) + 1     # the last token needs no place in the cache
-        limit = room if max_tokens is None else max(0, min(room, max_tokens))
-        sampler, n_vocab = Sampler(**sampling), self.tokenizer.n_vocab
+        limit = room if max_tokens is None else min(room, max_tokens)
+        find = getattr(self.ops, "largest", largest)
+        sampler, n_vocab = Sampler(largest=find, **sampling), self.tokenizer.n_vocab
 
         def choose(logits, past):
             return sampler(logits, past, n_vocab)
 
-        if strategy == "baseline":
-            return baseline(self, ids, choose), limit
-        return cached(self, ids, choose, self.session, progress), limit
+        return STRATEGIES[strategy](self, ids, choose, self.session, progress), limit
 
 
 def open_checkpoint(path):
@@ -4708,24 +7013,38 @@ def open_checkpoint(path):
     path = os.fspath(path)
     if os.path.isdir(path):
         return HFDirectory(path)
-    if path.endswith((".safetensors", ".json")):
-        return HFDirectory(os.path.dirname(path) or ".")
-    return GGUF(path)
+    if not path.endswith(".safetensors"):
+        return GGUF(path)
+    Safetensors(path)                   # what is wrong with this very file is said first
+    checkpoint = HFDirectory(os.path.dirname(path) or ".")
+    if not any(os.path.samefile(path, file) for file in checkpoint.files):
+        raise KshipraError("is not among the files of the model in its directory; give the "
+                           "directory", path)
+    return checkpoint
+
+
+def tokenizer_of(checkpoint):
+    """Return the Tokenizer that a checkpoint carries."""
+    if isinstance(checkpoint, GGUF):
+        return tokenizer_from_gguf(checkpoint.metadata, checkpoint.path)
+    return tokenizer_from_hf(checkpoint.path)
 
 
 def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", page_size=None):
     """Load a model.
 
     path: GGUF file, safetensors file, Hugging Face directory; None: the model in this file
-    device: "auto" or "python"   threads: None for all that pay
+    device: "auto" or "python"   threads: 1 or more, None for all that pay
     ctx_size: positions in the cache; None: the model's own, at most DEFAULT_CTX
     kv_type: "f32" or "f16"   page_size: positions in a page of the cache; None: one page
     Raises KshipraError for anything wrong with the file or the parameters.
     """
     if device not in DEVICES:
         raise KshipraError(f"device {device!r} is unknown; use one of {', '.join(DEVICES)}")
+    if threads is not None and threads < 1:
+        raise KshipraError(f"threads is {threads}; 1 or more are needed")
     checkpoint = open_checkpoint(path)
-    tokenizer = checkpoint_tokenizer(checkpoint)
+    tokenizer = tokenizer_of(checkpoint)
     return Model(checkpoint, tokenizer, Reference(), ctx_size=ctx_size, kv_type=kv_type,
                  page_size=page_size)
 
@@ -4753,36 +7072,44 @@ def megabytes(n_bytes):
     return f"{n_bytes / 1e6:,.1f} MB"
 
 
-def describe(checkpoint, ctx_size=None, kv_type="f16"):
-    """Return a text: metadata, tensors and memory plan of a checkpoint, no weight read."""
-    lines = [f"file      {checkpoint.path}"]
-    numbers = checkpoint.metadata if isinstance(checkpoint, GGUF) else checkpoint.config
+def describe(path, ctx_size=None, kv_type="f16"):
+    """Yield lines: metadata, tensors and memory plan of a checkpoint, no weight read.
+
+    What can be listed is listed before KshipraError is raised for the rest.  A safetensors
+    file without config.json beside it has no plan.
+    """
+    alone = path is not None and path.endswith(".safetensors") and not os.path.isfile(
+        os.path.join(os.path.dirname(path), "config.json"))
+    checkpoint = Safetensors(path) if alone else open_checkpoint(path)
+    yield f"file      {checkpoint.path}"
+    numbers = checkpoint.config if isinstance(checkpoint, HFDirectory) else checkpoint.metadata
     for key, value in sorted(numbers.items()):
         if hasattr(value, "__len__") and not isinstance(value, (str, dict)) and len(value) > 8:
             value = f"[{len(value)} values]"
         text = str(value) if not isinstance(value, str) else repr(value)
-        lines.append(f"  {key} = {text if len(text) < 100 else text[:96] + ' ...'}")
-    lines.append(f"tensors   {len(checkpoint.tensors)}")
+        yield f"  {key} = {text if len(text) < 100 else text[:96] + ' ...'}"
+    yield f"tensors   {len(checkpoint.tensors)}"
     weight_bytes = 0
     for name, t in checkpoint.tensors.items():
-        lines.append(f"  {name:<40} {t.format.name:<6} {tuple(t.shape)}")
-        weight_bytes += len(t.data)
-    lines.append("memory")
-    lines.append(f"  weights      {megabytes(weight_bytes)}, mapped from the file")
+        yield f"  {name:<40} {t.format.name:<6} {tuple(t.shape)}"
+        weight_bytes += t.n_bytes
+    yield "memory"
+    yield f"  weights      {megabytes(weight_bytes)}, mapped from the file"
+    if alone:
+        return
     hp = Hparams(checkpoint)
     n_ctx = hp.check_ctx(ctx_size)
     kv_bytes = 2 * hp.n_layers * hp.n_kv_heads * hp.head_dim * (4 if kv_type == "f32" else 2)
-    embed = checkpoint.tensors.get("token_embd.weight")
+    embed = checkpoint.tensors.get(Loader(checkpoint, hp).name("embed", None, "weight"))
     n_vocab = embed.shape[0] if embed is not None else 0
     scratch = 4 * (Reference.prefill_rows * (4 * hp.hidden + 2 * hp.ffn) + n_vocab)
-    lines.append(f"  KV cache     {megabytes(kv_bytes * n_ctx)}, {kv_type}, {n_ctx} positions "
-                 f"of {kv_bytes} bytes")
-    lines.append(f"  scratch      {megabytes(scratch)}, for {Reference.prefill_rows} rows at a time")
+    yield (f"  KV cache     {megabytes(kv_bytes * n_ctx)}, {kv_type}, {n_ctx} positions "
+           f"of {kv_bytes} bytes")
+    yield f"  scratch      {megabytes(scratch)}, for {Reference.prefill_rows} rows at a time"
     total, free = weight_bytes + kv_bytes * n_ctx + scratch, free_memory_bytes()
     verdict = "" if free is None else \
         f" of {megabytes(free)} free" + ("" if total <= free else ": too little memory")
-    lines.append(f"  together     {megabytes(total)}{verdict}")
-    return "\n".join(lines)
+    yield f"  together     {megabytes(total)}{verdict}"
 
 
 def build_parser():
@@ -4820,23 +7147,29 @@ def build_parser():
     return parser
 
 
+def typed_text(argument):
+    """Return a command line's argument as text: typed in another encoding it has surrogates."""
+    return os.fsencode(argument).decode("utf-8", "replace")
+
+
 def run_prompt(args):
     """Generate for --prompt and print it: the prompt and its continuation, or JSON."""
     begun = time.perf_counter()
-    page_size = args.page_size or (64 if args.paged_cache else None)
+    page_size = 64 if args.paged_cache and args.page_size is None else args.page_size
     model = load(args.model, args.device, args.threads, args.ctx_size, args.kv_type, page_size)
     load_s = time.perf_counter() - begun
     show_progress = sys.stderr.isatty() and not args.json
 
     def progress(done, total):
         if show_progress:
-            sys.stderr.write(f"\rreading the prompt: {done} of {total} tokens")
+            sys.stderr.write(f"\rreading the prompt: {done} of {total} tokens"
+                             if done < total else "\r\x1b[K")
             sys.stderr.flush()
 
-    # A prompt typed in another encoding arrives with lone surrogates; text has none.
-    prompt = os.fsencode(args.prompt).decode("utf-8", "replace")
+    prompt = typed_text(args.prompt)
     generation = model.generate(
-        prompt, None if args.max_tokens < 0 else args.max_tokens, args.stop, args.ignore_eos,
+        prompt, None if args.max_tokens == -1 else args.max_tokens,
+        [typed_text(stop) for stop in args.stop], args.ignore_eos,
         progress=progress, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p,
         min_p=args.min_p, repeat_penalty=args.repeat_penalty, seed=args.seed)
     pieces = []
@@ -4846,8 +7179,6 @@ def run_prompt(args):
             sys.stdout.write(prompt)
             sys.stdout.flush()
         for piece in generation:
-            if show_progress and not pieces:
-                sys.stderr.write("\r\x1b[K")
             pieces.append(piece)
             if not args.json:
                 sys.stdout.write(piece)
@@ -4872,32 +7203,48 @@ def run_prompt(args):
     return status
 
 
+def run_command(argv):
+    """Do what the arguments ask for; return the exit status."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.info:
+        for line in describe(args.model, args.ctx_size, args.kv_type):
+            print(line)
+        return 0
+    if args.prompt is None:
+        parser.error("give a --prompt (or --info)")
+    return run_prompt(args)
+
+
+def complain(message):
+    """Print one line to stderr; return the exit status of bad input."""
+    print("kshipra:", " ".join(str(message).split("\n")), file=sys.stderr)
+    return 1
+
+
 def main(argv=None):
     """Run the command line; return the exit status."""
+    if sys.stdout is None:                      # started with its output closed
+        sys.stdout = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):      # a console that cannot show a character marks it
             stream.reconfigure(errors="replace")
-    parser = build_parser()
-    args = parser.parse_args(argv)
     try:
-        if args.info:
-            print(describe(open_checkpoint(args.model), args.ctx_size, args.kv_type))
-            return 0
-        if args.prompt is None:
-            parser.error("give a --prompt (or --info)")
-        return run_prompt(args)
-    except KshipraError as e:
-        sys.stdout.flush()
-        print(f"kshipra: {e}", file=sys.stderr)
-        return 1
+        try:
+            return run_command(argv)
+        finally:
+            sys.stdout.flush()                  # here, and not at exit where nobody catches
+    except KshipraError as error:
+        return complain(error)
     except MemoryError:
-        print("kshipra: not enough memory; use a smaller model or --ctx-size", file=sys.stderr)
-        return 1
+        return complain("not enough memory; use a smaller model or --ctx-size")
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:             # whoever read our output has seen enough
+    except OSError as error:                    # from here on there is no output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        if isinstance(error, BrokenPipeError):  # whoever read it has seen enough
+            return 0
+        return complain(f"the output cannot be written: {error.strerror}")
 
 
 # ---------------------------------------------------------------------------------------

@@ -1,0 +1,45 @@
+"""Where the tests find their data.
+
+tests/data is enough for most: small vectors and files made for this project.  `shared` is the
+larger collection of fixtures, which a checkout may have beside it; tests that need it are
+skipped where it is missing.
+"""
+import os
+import pathlib
+import sys
+import tarfile
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+
+@pytest.fixture(scope="session")
+def shared():
+    """The directory of the large fixtures: $KSHIPRA_SHARED, or shared/ beside the checkout."""
+    named = os.environ.get("KSHIPRA_SHARED")
+    for place in [pathlib.Path(named)] if named else [up / "shared" for up in HERE.parents[1:3]]:
+        if (place / "fixtures").is_dir():
+            return place
+    pytest.skip("no shared/fixtures beside the checkout, and KSHIPRA_SHARED names none")
+
+
+def unpacked(name, tmp_path_factory):
+    """Extract tests/data/NAME.tar.xz for this run and return where it lies."""
+    place = tmp_path_factory.mktemp(name)
+    with tarfile.open(HERE / "data" / f"{name}.tar.xz") as archive:
+        archive.extractall(place)
+    return place
+
+
+@pytest.fixture(scope="session")
+def formats(tmp_path_factory):
+    """dequant/TYPE.blocks.bin and TYPE.f32.bin, quantize/input.f32.bin and TYPE.bin."""
+    return unpacked("formats", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def malformed(tmp_path_factory):
+    """manifest.json and the files it lists, good ones and bad ones."""
+    return unpacked("malformed", tmp_path_factory) / "malformed"

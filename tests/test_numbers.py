@@ -1,0 +1,247 @@
+"""Chapter 1, Numbers: every format against ggml's bytes and values, and against itself."""
+import math
+import struct
+from array import array
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kshipra
+from kshipra import FORMAT_BY_ID, FORMATS, KshipraError
+
+BLOCK_FORMATS = [f for f in FORMATS.values() if f.sub_len]
+WRITTEN = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
+ALL_HALVES = array("H", range(65536)).tobytes()
+
+
+def f32s(data):
+    return array("f", data)
+
+
+def same_bits(a, b):
+    return array("f", a).tobytes() == array("f", b).tobytes()
+
+
+# Known answers.  The vectors are gguf-py's, the same bits as ggml's C code: random valid blocks
+# with zero, subnormal and negative scales, all-zero and all-one bits, several blocks in a row.
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_decode_equals_ggml_to_the_bit(name, formats):
+    raw = (formats / "dequant" / f"{name}.blocks.bin").read_bytes()
+    want = (formats / "dequant" / f"{name}.f32.bin").read_bytes()
+    assert FORMATS[name].decode(raw).tobytes() == want
+
+
+@pytest.mark.parametrize("name", [name for name in WRITTEN if name != "F32"])
+def test_encode_equals_ggml_to_the_byte(name, formats):
+    floats = f32s((formats / "quantize" / "input.f32.bin").read_bytes())
+    want = (formats / "quantize" / f"{name}.bin").read_bytes()
+    assert FORMATS[name].encode(floats) == want
+
+
+def test_formats_have_ggml_numbers_and_sizes():
+    """Source: ggml.h, enum ggml_type; ggml-common.h, the block structs."""
+    assert {f.name: (f.type_id, f.block_len, f.block_bytes) for f in FORMATS.values()} == {
+        "F32": (0, 1, 4), "F16": (1, 1, 2), "BF16": (30, 1, 2),
+        "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24),
+        "Q8_0": (8, 32, 34), "Q2_K": (10, 256, 84), "Q3_K": (11, 256, 110),
+        "Q4_K": (12, 256, 144), "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210)}
+    assert all(FORMAT_BY_ID[f.type_id] is f for f in FORMATS.values())
+
+
+# The plain floats.
+
+def half_by_hand(bits):
+    """The value of an f16 from its sign, exponent and fraction."""
+    sign, exponent, fraction = bits >> 15, (bits >> 10) & 31, bits & 1023
+    if exponent == 31:
+        return math.nan if fraction else math.inf * (1 - 2 * sign)
+    size = fraction * 2.0 ** -24 if exponent == 0 else (1024 + fraction) * 2.0 ** (exponent - 25)
+    return math.copysign(size, -sign or 1)
+
+
+def test_every_f16_pattern_is_read_exactly_and_written_back():
+    values = kshipra.f16_to_f32(ALL_HALVES)
+    for bits, value in enumerate(values):
+        want = half_by_hand(bits)
+        assert (math.isnan(value) and math.isnan(want)) or same_bits([value], [want])
+    finite = array("H", [b for b in range(65536) if (b >> 10) & 31 != 31]).tobytes()
+    assert kshipra.f32_to_f16(kshipra.f16_to_f32(finite)) == finite
+    assert FORMATS["F16"].encode(FORMATS["F16"].decode(finite)) == finite
+
+
+def test_every_bf16_pattern_is_the_upper_half_of_an_f32():
+    values = kshipra.bf16_to_f32(ALL_HALVES)
+    assert array("I", values.tobytes()) == array("I", [b << 16 for b in range(65536)])
+    finite = array("H", [b for b in range(65536) if (b >> 7) & 255 != 255]).tobytes()
+    assert FORMATS["BF16"].encode(FORMATS["BF16"].decode(finite)) == finite
+
+
+@pytest.mark.parametrize("value, bits", [
+    (65504.0, 0x7BFF), (65519.0, 0x7BFF), (65520.0, 0x7BFF), (1e9, 0x7BFF), (math.inf, 0x7BFF),
+    (-65520.0, 0xFBFF), (-math.inf, 0xFBFF), (0.0, 0x0000), (-0.0, 0x8000),
+    (2.0 ** -24, 0x0001), (2.0 ** -25, 0x0000), (1.5 * 2.0 ** -24, 0x0002),
+    (1 + 2.0 ** -11, 0x3C00), (1 + 3 * 2.0 ** -11, 0x3C02)])
+def test_f32_to_f16_clamps_and_rounds_half_to_even(value, bits):
+    for around in ([], [1.0]):                  # alone, and beside a number that needs nothing
+        data = kshipra.f32_to_f16(array("f", [value] + around))
+        assert struct.unpack_from("<H", data)[0] == bits
+
+
+def test_f32_to_f16_keeps_nan_among_numbers_to_clamp():
+    got = kshipra.f16_to_f32(kshipra.f32_to_f16([1.0, math.nan, math.inf, 2.0]))
+    assert math.isnan(got[1]) and list(got[2:]) == [65504.0, 2.0] and got[0] == 1.0
+
+
+@given(st.lists(st.floats(width=32, min_value=-2.0 ** 127, max_value=2.0 ** 127), max_size=40))
+def test_bf16_is_the_nearest_and_even_on_a_tie(values):
+    got = FORMATS["BF16"].decode(FORMATS["BF16"].encode(values))
+    for x, y in zip(values, got):
+        bits = struct.unpack("<I", struct.pack("<f", x))[0]
+        low, high = (struct.unpack("<f", struct.pack("<I", (bits >> 16) + up << 16))[0]
+                     for up in (0, 1))
+        odd = (bits >> 16) & 1
+        nearer = min((abs(low - x), odd, low), (abs(high - x), 1 - odd, high))
+        assert same_bits([y], [nearer[2]])
+
+
+# The block formats: what unpack says, decode must say; slowly, a weight at a time.
+
+def code_bits(format, block, i):
+    """The code of weight i, unsigned, read bit by bit as the layouts are drawn."""
+    name, low, high = format.name, i % 128 // 32, i % 32
+    if name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1"):
+        qs = block[-16:]
+        code = qs[i % 16] >> (4 * (i // 16)) & 15
+        if name[1] == "5":
+            code |= (block[-20 + i // 8] >> (i % 8) & 1) << 4
+        return code
+    if name == "Q8_0":
+        return (block[2 + i] ^ 128)             # as if the bias were 128
+    if name == "Q2_K":
+        return block[16 + 32 * (i // 128) + high] >> (2 * low) & 3
+    if name == "Q3_K":
+        return (block[32 + 32 * (i // 128) + high] >> (2 * low) & 3
+                | (block[high] >> (i // 32) & 1) << 2)
+    if name == "Q4_K":
+        return block[16 + 32 * (i // 64) + high] >> (4 * (i // 32 % 2)) & 15
+    if name == "Q5_K":
+        return (block[48 + 32 * (i // 64) + high] >> (4 * (i // 32 % 2)) & 15
+                | (block[16 + high] >> (i // 32) & 1) << 4)
+    return (block[64 * (i // 128) + i % 64] >> (4 * (i // 64 % 2)) & 15
+            | (block[128 + 32 * (i // 128) + high] >> (2 * low) & 3) << 4)
+
+
+BIAS = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 128, "Q3_K": 4, "Q6_K": 32}
+
+
+@pytest.mark.parametrize("format", BLOCK_FORMATS, ids=lambda f: f.name)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_unpack_reads_every_bit_and_decode_agrees(format, data):
+    """For any bytes in 0 to 3 blocks: the codes of the drawings, and weight = s * code + m."""
+    n_blocks = data.draw(st.integers(0, 3))
+    size = n_blocks * format.block_bytes
+    raw = data.draw(st.binary(min_size=size, max_size=size))
+    codes, scales, mins = format.unpack(memoryview(raw))
+    assert codes.typecode == "b" and len(codes) == n_blocks * format.block_len
+    assert len(scales) == len(codes) // format.sub_len
+    assert (mins is None) == (format.m_off is None)
+    blocks = [raw[i:i + format.block_bytes] for i in range(0, size, format.block_bytes)]
+    assert list(codes) == [code_bits(format, block, i) - BIAS.get(format.name, 0)
+                           for block in blocks for i in range(format.block_len)]
+    weights = format.decode(raw)
+    for i, weight in enumerate(weights):
+        sub = i // format.sub_len
+        want = scales[sub] * codes[i]
+        if mins:
+            want += mins[sub]
+        assert math.isnan(want) and math.isnan(weight) or same_bits([want], [weight])
+
+
+@pytest.mark.parametrize("format", BLOCK_FORMATS, ids=lambda f: f.name)
+def test_parts_join_without_a_seam(format, monkeypatch, formats):
+    """Long data is coded a part at a time; where it is cut must not show."""
+    raw = (formats / "dequant" / f"{format.name}.blocks.bin").read_bytes()
+    whole = format.decode(raw), format.unpack(raw)
+    floats = array("f", [x for x in whole[0] if abs(x) < 60000][:2048])
+    written = format.encode(floats) if format.name in WRITTEN else None
+    monkeypatch.setattr(kshipra, "_PART_LEN", 256)
+    assert same_bits(format.decode(raw), whole[0])
+    assert format.unpack(raw) == whole[1]
+    assert written is None or format.encode(floats) == written
+
+
+# What encoding costs.  d is rounded to f16, by at most 2**-11 of itself; a code is off by at most
+# half a step (a whole one at the end where the codes run out), so the error is within
+# d * (1 + 2**-11 * most codes), and a hair for the f32 steps.
+
+STEPS = {"Q8_0": 254, "Q4_0": 16, "Q5_0": 32, "Q4_1": 15, "Q5_1": 31}
+FLOATS = st.floats(width=32, min_value=-1000, max_value=1000)
+
+
+@pytest.mark.parametrize("name", STEPS)
+@settings(deadline=None)
+@given(block=st.lists(FLOATS, min_size=32, max_size=32))
+def test_decode_of_encode_is_within_a_step(name, block):
+    span = max(block) - min(block) if name.endswith("1") else 2 * max(map(abs, block))
+    step = span / STEPS[name]
+    bound = step * (1 + STEPS[name] * 2.0 ** -11) + 2.0 ** -10 * max(map(abs, block)) + 1e-5
+    got = FORMATS[name].decode(FORMATS[name].encode(block))
+    assert all(abs(x - y) <= bound for x, y in zip(block, got))
+    assert all(map(math.isfinite, got))
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("fill", [0.0, -0.0])
+def test_zeros_stay_zeros(name, fill):
+    got = FORMATS[name].decode(FORMATS[name].encode([fill] * 64))
+    assert len(got) == 64 and not any(got)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("block", [
+    [5.0] * 32, [-5.0] * 32, [0.0] * 31 + [7.0], [-7.0] + [0.0] * 31, [1e-45] * 32,
+    [1e-39, -1e-45] * 16, [1e-30] * 31 + [3.0], [4.0, -4.0] * 16])
+def test_odd_blocks_give_finite_weights_of_the_right_size(name, block):
+    """Constants, a spike, denormals, a tie of signs."""
+    got = FORMATS[name].decode(FORMATS[name].encode(block))
+    assert all(map(math.isfinite, got))
+    assert max(map(abs, got)) <= 1.08 * max(map(abs, block)) + 1e-7
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("at", [0, 31, 40])
+def test_infinities_and_nan_are_refused_by_place(name, bad, at):
+    floats = [1.0] * 64
+    floats[at] = bad
+    with pytest.raises(KshipraError, match=f"weight {at} is {bad}.*{name}"):
+        FORMATS[name].encode(floats)
+
+
+@pytest.mark.parametrize("name", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_what_would_become_infinite_is_refused(name):
+    with pytest.raises(KshipraError, match=f"3.4.*e\\+38 are beyond the range of {name}"):
+        FORMATS[name].encode([3.4028234663852886e38, -3.4028234663852886e38] + [0.0] * 30)
+
+
+@pytest.mark.parametrize("name", [f.name for f in BLOCK_FORMATS])
+def test_a_cut_block_is_refused_by_size(name):
+    format = FORMATS[name]
+    for read in (format.decode, format.unpack):
+        with pytest.raises(KshipraError, match=f"{name} data of {format.block_bytes - 1} bytes"):
+            read(bytes(format.block_bytes - 1))
+    if name in WRITTEN:
+        with pytest.raises(KshipraError, match=f"33 weights are no whole number of {name} blocks"):
+            format.encode([1.0] * 33)
+
+
+def test_unwritten_and_unread_formats_are_refused_by_name():
+    with pytest.raises(KshipraError, match="does not write Q4_K; it writes F32 F16 .*Q8_0"):
+        FORMATS["Q4_K"].encode([0.0] * 256)
+    with pytest.raises(KshipraError, match="F16 is not a block format"):
+        FORMATS["F16"].unpack(b"12")
+    with pytest.raises(KshipraError, match="IQ2_XXS is not a block format that kshipra reads"):
+        kshipra.LISTED_FORMATS["IQ2_XXS"].decode(bytes(66))
