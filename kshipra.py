@@ -3698,11 +3698,14 @@ def _emit(kernel, encoder, before_each=None):
 def listing(kernel, isa, abi=None):
     """Return a kernel as text: each operation, and below it offset, bytes and assembly.
 
-    The encoder's emitting methods are wrapped to note what they are called with, so that nothing
-    is spent on text unless it is asked for.
+    The emitting methods of an encoder are wrapped to note what they are called with, so that
+    nothing is spent on text unless it is asked for.  That of arm64 has none: its words can be read.
     """
     encoder = ENCODERS[isa](isa, abi or host_abi())
-    notes, depth = [], 0                    # (offset, emitter or None, what it was given)
+    notes, depth = [(0, None, ("begin",))], 0       # (offset, emitter or None, what it was given)
+
+    def place():
+        return encoder.unit_bytes * len(encoder.code)
 
     def wrapped(name):
         emit = getattr(encoder, name)
@@ -3710,7 +3713,7 @@ def listing(kernel, isa, abi=None):
         def noting(*operands):
             nonlocal depth
             if depth == 0:                  # an emitter may use another one
-                notes.append((len(encoder.code), name, operands))
+                notes.append((place(), name, operands))
             depth += 1
             emit(*operands)
             depth -= 1
@@ -3718,17 +3721,20 @@ def listing(kernel, isa, abi=None):
 
     for name in encoder.EMITTERS:
         setattr(encoder, name, wrapped(name))
-    _emit(kernel, encoder, lambda instruction: notes.append((len(encoder.code), None, instruction)))
-    notes.append((len(encoder.code), None, ("end",)))
+    _emit(kernel, encoder, lambda instruction: notes.append((place(), None, instruction)))
+    notes.append((place(), None, ("end",)))
     code = encoder.finish()
     ends = [note[0] for note in notes[1:]] + [encoder.n_code_bytes]
     lines = [f"; {kernel.name} for {isa}, {encoder.abi}: {len(code)} bytes"]
     for (start, name, operands), end in zip(notes, ends):
         if name is None:
             lines.append("; " + " ".join([operands[0], ", ".join(map(str, operands[1:]))]).strip())
+            parts = [(at, code[at:at + 4]) for at in range(start, end, 4)]      # none if noted
+            texts = [encoder.disassemble(data) for _, data in parts]
         else:
-            text = encoder.text(name, operands, code[start:end])
-            lines.append(f"{start:04x}  {code[start:end].hex(' '):<30}  {text}")
+            parts, texts = [(start, code[start:end])], [encoder.text(name, operands, code[start:end])]
+        for (at, data), text in zip(parts, texts):
+            lines.append(f"{at:04x}  {data.hex(' '):<30}  {text}")
     if len(code) > encoder.n_code_bytes:
         lines.append(f"{encoder.n_code_bytes:04x}  constants: {code[encoder.n_code_bytes:].hex(' ')}")
     return "\n".join(lines)
@@ -3879,6 +3885,7 @@ class X86:
     """
 
     n_vectors = 16
+    unit_bytes = 1                                # code is a bytearray
 
     def __init__(self, isa, abi):
         self.isa, self.abi = isa, abi
@@ -4750,10 +4757,6 @@ _A64_ROWS = [
     ("blr",      "1101011000111111000000 nnnnn 00000", "blr x{n}"),
     ("ret",      "11010110010111110000001111000000", "ret"),
     ("yield",    "11010101000000110010000000111111", "yield"),
-    ("mrs.ctr",  "110101010011101100000000001 ddddd", "mrs x{d}, ctr_el0"),
-    ("dc.cvau",  "110101010000101101111011001 ddddd", "dc cvau, x{d}"),
-    ("ic.ivau",  "110101010000101101110101001 ddddd", "ic ivau, x{d}"),
-    ("dsb.ish",  "11010101000000110011101110011111", "dsb ish"),
     ("isb",      "11010101000000110011111111011111", "isb"),
     # vectors: the bits as they are, lanes moved about
     ("mov.16b",  "01001110101 nnnnn 000111 nnnnn ddddd", "mov v{d}.16b, v{n}.16b"),
@@ -5101,9 +5104,9 @@ def _recipe_row(name, recipe):
     for value, text in choices.items():
         words = ", ".join(_recipe_lines(op, text, names))
         if value is None:
-            source.append(f"    asm.words += ({words},)")
+            source.append(f"    asm.code += ({words},)")
         else:
-            source += [f"    if {chooser} == {value!r}:", f"        asm.words += ({words},)", "        return"]
+            source += [f"    if {chooser} == {value!r}:", f"        asm.code += ({words},)", "        return"]
     if None not in choices:
         source.append(f"    raise ValueError(f'{name} with {{{chooser}!r}}')")
     scope = {"_PAIR": _PAIR, "_access": _access, "_access_pair": _access_pair}
@@ -5113,78 +5116,78 @@ def _recipe_row(name, recipe):
 
 # The rest need a choice that is made in Python.  asm: the encoder, below.
 
-def _imm(asm, d, value):
-    asm.words += _constant_words(d, value)
+def _a64_imm(asm, d, value):
+    asm.code += _constant_words(d, value)
 
 
-def _add_imm(asm, d, a, number):
-    asm.words += _sum_words(d, a, number)
+def _a64_add_imm(asm, d, a, number):
+    asm.code += _sum_words(d, a, number)
 
 
-def _sub_imm(asm, d, a, number):
-    asm.words += _sum_words(d, a, -number)
+def _a64_sub_imm(asm, d, a, number):
+    asm.code += _sum_words(d, a, -number)
 
 
-def _through_x16(name):
+def _a64_through_x16(name):
     """Return the operation on a register and an int that brings the int into x16."""
     register, _ = _recipe_row(name, _NEON_RECIPES[name])
 
     def function(asm, d, a, number):
-        asm.words += _constant_words(16, number)
+        asm.code += _constant_words(16, number)
         register(asm, d, a, 16)
     return function
 
 
-def _logic_imm(verb):
+def _a64_logic_imm(verb):
     """Return the and, or, xor with an int: one word where the int is a bit mask."""
     def function(asm, d, a, number):
         bits = _bitmask_bits(number)
         if bits is None:
-            asm.words += (*_constant_words(16, number), _W[verb + ".x"](d, a, 16))
+            asm.code += (*_constant_words(16, number), _W[verb + ".x"](d, a, 16))
         else:
-            asm.words.append(_W[verb + ".i"](d, a, bits))
+            asm.code.append(_W[verb + ".i"](d, a, bits))
     return function
 
 
-def _load_acquire(asm, d, base, disp):
+def _a64_load_acquire(asm, d, base, disp):
     words, base = _address(base, disp)
-    asm.words += (*words, _W["ldar"](d, base))
+    asm.code += (*words, _W["ldar"](d, base))
 
 
-def _store_release(asm, base, x, disp):
+def _a64_store_release(asm, base, x, disp):
     words, base = _address(base, disp)
-    asm.words += (*words, _W["stlr"](x, base))
+    asm.code += (*words, _W["stlr"](x, base))
 
 
-def _fetch_add_words(asm, d, base, x, disp):
+def _a64_fetch_add(asm, d, base, x, disp):
     """Load with a claim, add, store if the claim still holds, else try again; then old = new - x."""
-    asm.words += (*_sum_words(16, base, disp),
+    asm.code += (*_sum_words(16, base, disp),
                   _W["ldaxr"](17, 16), _W["add.x"](17, 17, x), _W["stlxr"](15, 17, 16),
                   _W["cbnz"](15, -3), _W["sub.x"](d, 17, x))
 
 
-def _prefetch(asm, base, disp):
+def _a64_prefetch(asm, base, disp):
     disp &= ~7                                          # stays in the line
     far, base, disp = ((), base, disp) if 0 <= disp < 32768 else (_sum_words(16, base, disp), 16, 0)
-    asm.words += (*far, _W["prfm"](base, disp >> 3))
+    asm.code += (*far, _W["prfm"](base, disp >> 3))
 
 
-def _const(asm, d, data):
+def _a64_const(asm, d, data):
     """Set a vector: a byte that repeats is part of the instruction, all else lies after the code."""
     d, halves = _PAIR[d], (data[:16], data[16:])
     for half in (0, 1):
         part = halves[half]
         if part == part[:1] * 16:
-            asm.words.append(_W["movi.16b"](d + half, part[0] >> 5, part[0] & 31))
+            asm.code.append(_W["movi.16b"](d + half, part[0] >> 5, part[0] & 31))
         elif half and part == halves[0]:
-            asm.words.append(_W["mov.16b"](d + 1, d))
+            asm.code.append(_W["mov.16b"](d + 1, d))
         else:
             asm.load_constant(d + half, part)
 
 
-def _move_halves(asm, d, low, high):
+def _a64_move_halves(asm, d, low, high):
     """Set v_d, v_d+1 from two registers that may be the same ones, crossed."""
-    mov, words = _W["mov.16b"], asm.words
+    mov, words = _W["mov.16b"], asm.code
     if (low, high) == (d + 1, d):
         eor = _W["eor.16b"]                             # a ^= b; b ^= a; a ^= b exchanges them
         words += (eor(d, d, d + 1), eor(d + 1, d, d + 1), eor(d, d, d + 1))
@@ -5195,134 +5198,134 @@ def _move_halves(asm, d, low, high):
             words.append(mov(to, source))
 
 
-def _vmov(asm, d, a):
-    _move_halves(asm, _PAIR[d], _PAIR[a], _PAIR[a] + 1)
+def _a64_vmov(asm, d, a):
+    _a64_move_halves(asm, _PAIR[d], _PAIR[a], _PAIR[a] + 1)
 
 
-def _halves(asm, d, a, b, low, high):
+def _a64_halves(asm, d, a, b, low, high):
     a, b = _PAIR[a], _PAIR[b]
     parts = (a, a + 1, b, b + 1)
-    _move_halves(asm, _PAIR[d], parts[low], parts[high])
+    _a64_move_halves(asm, _PAIR[d], parts[low], parts[high])
 
 
-def _select(asm, d, mask, yes, no):
+def _a64_select(asm, d, mask, yes, no):
     """bsl replaces the mask, bit and bif one of the choices: take the one that is the result."""
     d, mask, yes, no = _PAIR[d], _PAIR[mask], _PAIR[yes], _PAIR[no]
     for h in (0, 1):
         if d == no:
-            asm.words.append(_W["bit.16b"](d + h, yes + h, mask + h))
+            asm.code.append(_W["bit.16b"](d + h, yes + h, mask + h))
         elif d == yes:
-            asm.words.append(_W["bif.16b"](d + h, no + h, mask + h))
+            asm.code.append(_W["bif.16b"](d + h, no + h, mask + h))
         else:
             if d != mask:
-                asm.words.append(_W["mov.16b"](d + h, mask + h))
-            asm.words.append(_W["bsl.16b"](d + h, yes + h, no + h))
+                asm.code.append(_W["mov.16b"](d + h, mask + h))
+            asm.code.append(_W["bsl.16b"](d + h, yes + h, no + h))
 
 
-def _load_high(asm, d, a, base, disp):
+def _a64_load_high(asm, d, a, base, disp):
     d, a = _PAIR[d], _PAIR[a]
     if d != a:
-        asm.words.append(_W["mov.16b"](d, a))
-    asm.words += _access("ldr.q", d + 1, base, disp)
+        asm.code.append(_W["mov.16b"](d, a))
+    asm.code += _access("ldr.q", d + 1, base, disp)
 
 
-def _load_n(asm, d, base, n, disp):
+def _a64_load_n(asm, d, base, n, disp):
     """All eight lanes at once; or lane by lane, until n are there."""
     d = _PAIR[d]
-    asm.words += (*_sum_words(16, base, disp),
+    asm.code += (*_sum_words(16, base, disp),
                   _W["cmp.i"](n, 8), _W["b.if"](_CONDITION["<"], 3),
                   _W["ldp.q"](d, d + 1, 16, 0), _W["b"](3 + 3 * 8),
                   _W["movi.16b"](d, 0, 0), _W["movi.16b"](d + 1, 0, 0))
-    _lane_by_lane(asm, "ld1.s", d, n)
+    _a64_lane_by_lane(asm, "ld1.s", d, n)
 
 
-def _store_n(asm, base, v, n, disp):
+def _a64_store_n(asm, base, v, n, disp):
     v = _PAIR[v]
-    asm.words += (*_sum_words(16, base, disp),
+    asm.code += (*_sum_words(16, base, disp),
                   _W["cmp.i"](n, 8), _W["b.if"](_CONDITION["<"], 3),
                   _W["stp.q"](v, v + 1, 16, 0), _W["b"](1 + 3 * 8))
-    _lane_by_lane(asm, "st1.s", v, n)
+    _a64_lane_by_lane(asm, "st1.s", v, n)
 
 
-def _lane_by_lane(asm, name, v, n):
+def _a64_lane_by_lane(asm, name, v, n):
     for lane in range(8):
-        asm.words += (_W["cmp.i"](n, lane), _W["b.if"](_CONDITION["<="], 2 + 3 * (7 - lane)),
+        asm.code += (_W["cmp.i"](n, lane), _W["b.if"](_CONDITION["<="], 2 + 3 * (7 - lane)),
                       _W[name](v + (lane >> 2), lane >> 1 & 1, lane & 1, 16))
 
 
-def _load_i32_at(asm, d, base, disps, t):
+def _a64_load_i32_at(asm, d, base, disps, t):
     d, t = _PAIR[d], _PAIR[t]
     for lane, disp in enumerate(disps):
         half, i = lane >> 2, lane & 3
-        asm.words += _access("ldr.s", t + (lane & 1) if i else d + half, base, disp)
+        asm.code += _access("ldr.s", t + (lane & 1) if i else d + half, base, disp)
         if i:
-            asm.words.append(_W["ins.s"](d + half, i, t + (lane & 1), 0))
+            asm.code.append(_W["ins.s"](d + half, i, t + (lane & 1), 0))
 
 
-def _insert_i32_words(asm, d, a, x, lane):
-    _vmov(asm, d, a)
-    asm.words.append(_W["ins.w"](_PAIR[d] + (lane >> 2), lane & 3, x))
+def _a64_insert_i32(asm, d, a, x, lane):
+    _a64_vmov(asm, d, a)
+    asm.code.append(_W["ins.w"](_PAIR[d] + (lane >> 2), lane & 3, x))
 
 
-def _blend_i32(asm, d, a, b, bits):
+def _a64_blend_i32(asm, d, a, b, bits):
     if d == b:
         a, b, bits = b, a, bits ^ 0xFF                  # keep what is in place
-    _vmov(asm, d, a)
+    _a64_vmov(asm, d, a)
     d, b = _PAIR[d], _PAIR[b]
     for half, part in ((0, bits & 15), (1, bits >> 4)):
         if part == 15:
-            asm.words.append(_W["mov.16b"](d + half, b + half))
+            asm.code.append(_W["mov.16b"](d + half, b + half))
         else:
-            asm.words += [_W["ins.s"](d + half, i, b + half, i) for i in range(4) if part >> i & 1]
+            asm.code += [_W["ins.s"](d + half, i, b + half, i) for i in range(4) if part >> i & 1]
 
 
-_ORDERS = {(0, 1, 2, 3): ("mov.16b",), (1, 0, 3, 2): ("rev64.4s",),
+_SHUFFLES = {(0, 1, 2, 3): ("mov.16b",), (1, 0, 3, 2): ("rev64.4s",),
            (0, 0, 1, 1): ("zip1.4s", None), (2, 2, 3, 3): ("zip2.4s", None),
            (1, 2, 3, 0): ("ext.16b", None, 4), (2, 3, 0, 1): ("ext.16b", None, 8),
            (3, 0, 1, 2): ("ext.16b", None, 12), (0, 1, 0, 1): ("dup.d", 0), (2, 3, 2, 3): ("dup.d", 1),
            **{(i, i, i, i): ("dup.s", i) for i in range(4)}}
 
 
-def _shuffle_i32(asm, d, a, order):
+def _a64_shuffle_i32(asm, d, a, order):
     """One instruction for the usual orders; for others the half passes through x16 and x17."""
     d, a = _PAIR[d], _PAIR[a]
     for d, a in ((d, a), (d + 1, a + 1)):
-        if order in _ORDERS:
-            name, *more = _ORDERS[order]
-            asm.words.append(_W[name](d, a, *[a if x is None else x for x in more]))
+        if order in _SHUFFLES:
+            name, *more = _SHUFFLES[order]
+            asm.code.append(_W[name](d, a, *[a if x is None else x for x in more]))
             continue
-        asm.words += (_W["umov.d"](16, a, 0), _W["umov.d"](17, a, 1))
+        asm.code += (_W["umov.d"](16, a, 0), _W["umov.d"](17, a, 1))
         for i, source in enumerate(order):
             holds = 16 + (source >> 1)
             if source & 1:
-                asm.words.append(_W["lsr.i"](15, holds, 32))
-            asm.words.append(_W["ins.w"](d, i, 15 if source & 1 else holds))
+                asm.code.append(_W["lsr.i"](15, holds, 32))
+            asm.code.append(_W["ins.w"](d, i, 15 if source & 1 else holds))
 
 
 # Jumps.  Whether a jump goes forwards or back, its word is made at the end, when all labels, pairs
 # (what, number of the block), have their places.
 
-def _compare(asm, a, b):
-    asm.words.append(_W["cmp.x"](a, b))
+def _a64_compare(asm, a, b):
+    asm.code.append(_W["cmp.x"](a, b))
 
 
-def _compare_imm(asm, a, number):
+def _a64_compare_imm(asm, a, number):
     if 0 <= number < 4096:
-        asm.words.append(_W["cmp.i"](a, number))
+        asm.code.append(_W["cmp.i"](a, number))
     elif -4096 < number < 0:
-        asm.words.append(_W["cmn.i"](a, -number))
+        asm.code.append(_W["cmn.i"](a, -number))
     else:
-        asm.words += (*_constant_words(16, number), _W["cmp.x"](a, 16))
+        asm.code += (*_constant_words(16, number), _W["cmp.x"](a, 16))
 
 
-def _loop(asm, counter, block):
-    _compare_imm(asm, counter, 0)
+def _a64_loop(asm, counter, block):
+    _a64_compare_imm(asm, counter, 0)
     asm.jump(("end", block), "<=")
     asm.label(("top", block))
 
 
-def _endloop(asm, counter, block):
-    asm.words.append(_W["subs.i"](counter, counter, 1))
+def _a64_endloop(asm, counter, block):
+    asm.code.append(_W["subs.i"](counter, counter, 1))
     asm.jump(("top", block), ">")
     asm.label(("end", block))
 
@@ -5330,7 +5333,7 @@ def _endloop(asm, counter, block):
 _UNLESS = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 
 
-def _control(compare):
+def _a64_control(compare):
     """Return the functions of if, while and endwhile that compare in this way."""
     def if_(asm, a, how, b, block):
         compare(asm, a, b)
@@ -5349,25 +5352,25 @@ def _control(compare):
     return (if_, 0), (while_, 0), (endwhile, 0)
 
 
-def _else(asm, block):
+def _a64_else(asm, block):
     asm.jump(("end", block))
     asm.label(("else", block))
 
 
-def _endif(asm, block):
+def _a64_endif(asm, block):
     asm.label(("end", block))
 
 
-def _call(asm, address, a, b, c, live):
+def _a64_call(asm, address, a, b, c, live):
     """Call a C function of three arguments.  It may change x0..x17: those we need are put aside."""
     aside = [x for x in live if x < 15]
     aside += [15] * (len(aside) & 1)
     pairs = [(aside[i], aside[i + 1], i) for i in range(0, len(aside), 2)]
     mov = _W["mov.x"]
-    asm.words += [_W["stp.x"](*pair) for pair in pairs]
-    asm.words += (mov(16, address), mov(17, b), mov(15, c), mov(0, a), mov(1, 17), mov(2, 15),
+    asm.code += [_W["stp.x"](*pair) for pair in pairs]
+    asm.code += (mov(16, address), mov(17, b), mov(15, c), mov(0, a), mov(1, 17), mov(2, 15),
                   _W["blr"](16))
-    asm.words += [_W["ldp.x"](*pair) for pair in pairs]
+    asm.code += [_W["ldp.x"](*pair) for pair in pairs]
 
 
 @functools.lru_cache(maxsize=None)
@@ -5376,20 +5379,20 @@ def _arm64_rows(has_dot):
     recipes = {**_NEON_RECIPES, **(_DOT_RECIPES if has_dot else {})}
     rows = {name: _recipe_row(name, recipe) for name, recipe in recipes.items()}
     for name in ("mul", "min", "max"):
-        rows[name + "_imm"] = _through_x16(name), 0
-    rows["if"], rows["while"], rows["endwhile"] = _control(_compare)
-    rows["if_imm"], rows["while_imm"], rows["endwhile_imm"] = _control(_compare_imm)
+        rows[name + "_a64_imm"] = _a64_through_x16(name), 0
+    rows["if"], rows["while"], rows["endwhile"] = _a64_control(_a64_compare)
+    rows["if_imm"], rows["while_imm"], rows["endwhile_imm"] = _a64_control(_a64_compare_imm)
     rows.update({name: (function, 0) for name, function in (
-        ("imm", _imm), ("add_imm", _add_imm), ("sub_imm", _sub_imm),
-        ("iand_imm", _logic_imm("and")), ("ior_imm", _logic_imm("orr")), ("ixor_imm", _logic_imm("eor")),
-        ("load_acquire", _load_acquire), ("store_release", _store_release),
-        ("fetch_add", _fetch_add_words), ("prefetch", _prefetch),
-        ("const", _const), ("vmov", _vmov), ("halves", _halves), ("select", _select),
-        ("load_high", _load_high), ("load_f32_n", _load_n), ("load_i32_n", _load_n),
-        ("store_f32_n", _store_n), ("store_i32_n", _store_n), ("insert_i32", _insert_i32_words),
-        ("blend_i32", _blend_i32), ("shuffle_i32", _shuffle_i32),
-        ("loop", _loop), ("endloop", _endloop), ("else", _else), ("endif", _endif), ("call", _call))})
-    rows["load_i32_at"] = _load_i32_at, 1
+        ("imm", _a64_imm), ("add_imm", _a64_add_imm), ("sub_imm", _a64_sub_imm),
+        ("iand_imm", _a64_logic_imm("and")), ("ior_imm", _a64_logic_imm("orr")), ("ixor_imm", _a64_logic_imm("eor")),
+        ("load_acquire", _a64_load_acquire), ("store_release", _a64_store_release),
+        ("fetch_add", _a64_fetch_add), ("prefetch", _a64_prefetch),
+        ("const", _a64_const), ("vmov", _a64_vmov), ("halves", _a64_halves), ("select", _a64_select),
+        ("load_high", _a64_load_high), ("load_f32_n", _a64_load_n), ("load_i32_n", _a64_load_n),
+        ("store_f32_n", _a64_store_n), ("store_i32_n", _a64_store_n), ("insert_i32", _a64_insert_i32),
+        ("blend_i32", _a64_blend_i32), ("shuffle_i32", _a64_shuffle_i32),
+        ("loop", _a64_loop), ("endloop", _a64_endloop), ("else", _a64_else), ("endif", _a64_endif), ("call", _a64_call))})
+    rows["load_i32_at"] = _a64_load_i32_at, 1
     return rows
 
 
@@ -5399,10 +5402,13 @@ class Arm64:
     int_order = [*range(15), *range(19, 29)]
     n_vectors = len(_PAIR)
     parameters = (0, 1, 2)
+    unit_bytes = 4                              # code is a list of words
+    EMITTERS = ()                               # for `listing`, which reads the words themselves
 
     def __init__(self, isa, abi):
+        self.abi = abi
         self.rows = _arm64_rows(isa == "neon_dot")
-        self.words = []
+        self.code = []
         self.labels, self.jumps = {}, []        # label -> place;  (place, label, condition)
         self.constants = {}                     # 16 bytes -> [(place, register)]
         self.blocks = None
@@ -5422,45 +5428,57 @@ class Arm64:
                 self.saved.append((verb, registers[i], registers[i + 1], 16 * calls + 2 * len(self.saved)))
         self.frame_bytes = 128 * calls + 16 * len(self.saved)
         if self.frame_bytes:
-            self.words.append(_W["sub.sp"](self.frame_bytes))
-        self.words += [_W["stp." + verb](*pair) for verb, *pair in self.saved]
+            self.code.append(_W["sub.sp"](self.frame_bytes))
+        self.code += [_W["stp." + verb](*pair) for verb, *pair in self.saved]
 
     def label(self, name):
-        self.labels[name] = len(self.words)
+        self.labels[name] = len(self.code)
 
     def jump(self, label, how=None):
         """Jump to a label, if the comparison just made came out as `how`."""
-        self.jumps.append((len(self.words), label, how))
-        self.words.append(0)
+        self.jumps.append((len(self.code), label, how))
+        self.code.append(0)
 
     def load_constant(self, d, data):
-        self.constants.setdefault(data, []).append((len(self.words), d))
-        self.words.append(0)
+        self.constants.setdefault(data, []).append((len(self.code), d))
+        self.code.append(0)
 
     def finish(self):
         """Write the epilogue and the constants, fill in jumps, and return the bytes."""
-        words = self.words
-        words += [_W["ldp." + verb](*pair) for verb, *pair in self.saved]
+        code = self.code
+        code += [_W["ldp." + verb](*pair) for verb, *pair in self.saved]
         if self.frame_bytes:
-            words.append(_W["add.sp"](self.frame_bytes))
-        words.append(_W["ret"]())
-        self.n_words = len(words)               # without the constants
+            code.append(_W["add.sp"](self.frame_bytes))
+        code.append(_W["ret"]())
+        self.n_code_bytes = 4 * len(code)
         if self.constants:
-            words += [0] * (-len(words) % 4)
-        if len(words) + 4 * len(self.constants) >= 1 << 18:
-            raise ValueError(f"a kernel of {4 * len(words)} bytes, but arm64 jumps reach 1 MiB; unroll less")
+            code += [0] * (-len(code) % 4)
+        if len(code) + 4 * len(self.constants) >= 1 << 18:
+            raise ValueError(f"a kernel of {4 * len(code)} bytes, but arm64 jumps reach 1 MiB; unroll less")
         for place, label, how in self.jumps:
             distance = self.labels[label] - place
-            words[place] = _W["b.if"](_CONDITION[how], distance) if how else _W["b"](distance)
+            code[place] = _W["b.if"](_CONDITION[how], distance) if how else _W["b"](distance)
         for data, uses in self.constants.items():
             for place, d in uses:
-                words[place] = _W["ldr.qlit"](d, len(words) - place)
-            words += struct.unpack("<4I", data)
-        return struct.pack(f"<{len(words)}I", *words)
+                code[place] = _W["ldr.qlit"](d, len(code) - place)
+            code += struct.unpack("<4I", data)
+        return struct.pack(f"<{len(code)}I", *code)
 
-    def listing(self):
-        """Return a line of text for each instruction; call it after `finish`."""
-        return [f"{4 * i:6x}  {word:08x}  {_arm64_text(word)}" for i, word in enumerate(self.words[:self.n_words])]
+    @staticmethod
+    def disassemble(data):
+        """Return the text of a word, given as 4 bytes: that of the first picture that it fits."""
+        word = int.from_bytes(data, "little")
+        for name, picture, text in _A64_ROWS:
+            base, fields = _a64_parts(picture, text)
+            if word & base == base:
+                values = {}
+                for letter, (width, shifts) in fields.items():
+                    value = (word >> shifts[0]) & ((1 << width) - 1)
+                    negative = letter.isupper() and value >> (width - 1)
+                    values[letter] = value - (1 << width) if negative else value
+                if _W[name](*values.values()) == word:
+                    return eval("f" + repr(text), globals(), values)
+        return f".word {word:#x}"
 
 
 ENCODERS["neon"] = ENCODERS["neon_dot"] = Arm64
@@ -5478,47 +5496,6 @@ def _arm64_text(word):
             if _W[name](*values.values()) == word:
                 return eval("f" + repr(text), globals(), values)
     return f".word {word:#x}"
-
-
-def flush_code_arm64():
-    """Return the bytes of a function of (start, end): let instructions be fetched as they were written.
-
-    An arm64 processor has one cache for data and another for instructions, and does not keep
-    them alike: written code must be sent from the first to where they meet (dc cvau), then
-    forgotten by the second (ic ivau).  Systems have a call for this, except that on Linux it may
-    hide in a library that is not installed.  This function does the same; and is code itself.  It
-    can be had all the same: when Linux first makes a fresh page executable it does this work for
-    it, so put this one on a page of its own, written once, before the page may execute.
-    """
-    w = _W
-    return struct.pack("<26I", *(
-        w["mrs.ctr"](3),                                # the line sizes: 4 << bits 19..16 and 3..0
-        w["movz"](4, 4, 0), w["movz"](5, 15, 0),
-        w["lsr.i"](6, 3, 16), w["and.x"](6, 6, 5), w["lsl.x"](6, 4, 6),
-        w["and.x"](7, 3, 5), w["lsl.x"](7, 4, 7),
-        w["sub.i"](8, 6, 1), w["and.x"](8, 8, 0), w["sub.x"](8, 0, 8),      # start, rounded down
-        w["dc.cvau"](8), w["add.x"](8, 8, 6), w["cmp.x"](8, 1), w["b.if"](_CONDITIONS.index("lo"), -3),
-        w["dsb.ish"](),
-        w["sub.i"](8, 7, 1), w["and.x"](8, 8, 0), w["sub.x"](8, 0, 8),
-        w["ic.ivau"](8), w["add.x"](8, 8, 7), w["cmp.x"](8, 1), w["b.if"](_CONDITIONS.index("lo"), -3),
-        w["dsb.ish"](), w["isb"](), w["ret"]()))
-
-
-def features_arm64():
-    """Return the instruction sets this arm64 processor has, the best one first."""
-    has_dot = False
-    if sys.platform == "linux":
-        getauxval = ctypes.CDLL(None).getauxval
-        getauxval.argtypes, getauxval.restype = (ctypes.c_ulong,), ctypes.c_ulong
-        has_dot = bool(getauxval(16) >> 20 & 1)         # AT_HWCAP, HWCAP_ASIMDDP
-    elif sys.platform == "darwin":
-        value, size = ctypes.c_int(0), ctypes.c_size_t(4)
-        status = ctypes.CDLL(None).sysctlbyname(
-            b"hw.optional.arm.FEAT_DotProd", ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0))
-        has_dot = status == 0 and bool(value.value)
-    elif sys.platform == "win32":
-        has_dot = bool(ctypes.windll.kernel32.IsProcessorFeaturePresent(43))   # ARM_V82_DP
-    return ["neon_dot", "neon"] if has_dot else ["neon"]
 
 
 # ---------------------------------------------------------------------------------------
