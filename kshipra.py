@@ -3424,7 +3424,7 @@ class Block:
         if self.kind in ("if", "else"):
             k.instructions.append(("endif", number))
         else:
-            k.instructions.append(("end" + self.kind, *self.operands, number))
+            k._control("end" + self.kind, *self.operands, number)
 
 
 def _add_method(op):
@@ -5379,7 +5379,7 @@ def _arm64_rows(has_dot):
     recipes = {**_NEON_RECIPES, **(_DOT_RECIPES if has_dot else {})}
     rows = {name: _recipe_row(name, recipe) for name, recipe in recipes.items()}
     for name in ("mul", "min", "max"):
-        rows[name + "_a64_imm"] = _a64_through_x16(name), 0
+        rows[name + "_imm"] = _a64_through_x16(name), 0
     rows["if"], rows["while"], rows["endwhile"] = _a64_control(_a64_compare)
     rows["if_imm"], rows["while_imm"], rows["endwhile_imm"] = _a64_control(_a64_compare_imm)
     rows.update({name: (function, 0) for name, function in (
