@@ -168,8 +168,8 @@ def fill(rng, op):
             data[at:at + 32] = vector(rng, op, position)
         elif kind == "i":
             value = integer(rng, op)
-            if op.name in ("div", "rem") and position == 1:
-                value = value or 3
+            if op.name in ("div", "rem"):
+                value = value or 3                      # of the first too: it may be the divisor
             data[at:at + 8] = struct.pack("<q", value)
     return data
 
