@@ -3202,6 +3202,7 @@ _OP_ROWS = [
     ("hsum_f32",    "V=v",   "f32", _hsum_f32),   # ((l0+l1)+(l2+l3)) + ((l4+l5)+(l6+l7)), every lane
     ("hmax_f32",    "V=v",   "f32", _fold(_larger, _f32, _to_f32)),
     ("load_f16x8",  "V=id",  "f32", _load_lanes("<8e", _to_f32)),
+    ("f16_to_f32",  "V=v",   "f32", lambda a: _to_f32(struct.unpack("<8e", a[:16]))),   # of the low half
     ("load_bf16x8", "V=id",  "f32", _load_lanes("<8H", lambda h: _to_i32([x << 16 for x in h]))),
     ("store_f16x8", "=ivd",  None, lambda base, v, disp: _store(
         base + disp, b"".join(map(_f16_bytes, _f32(v))))),
@@ -5791,11 +5792,1448 @@ def choose_isa(environ):
 
 
 # ---------------------------------------------------------------------------------------
-# 5.5 Kernels
+# 5.5 Kernels: matrices
+#
+# y = W x is where an inference engine spends its time.  For one token every weight is read
+# once and used once, so memory sets the pace; for a long prompt a weight is used for every
+# row, so arithmetic does.  Two kernels, then: emit_matvec takes weights apart and multiplies
+# at once, emit_matmul takes them apart into a small panel first and uses that for all rows.
+#
+# The one idea is to work on eight weight rows at a time, lane = row.  Four neighbouring codes
+# of a row are one 32-bit lane, so a vector holds four codes of eight rows, and the processor's
+# dot product of four bytes adds all of them to eight sums at once.  Scales are vectors too.
+# To get there, 16 bytes of eight rows are turned like a 4 x 4 table in each half:
+#
+#     row 0 | a0 a1 a2 a3 | row 4 | e0 e1 e2 e3 |          | a0 b0 c0 d0 | e0 f0 g0 h0 |
+#     row 1 | b0 b1 b2 b3 | row 5 | f0 f1 f2 f3 |    ->    | a1 b1 c1 d1 | e1 f1 g1 h1 |
+#     row 2 | c0 c1 c2 c3 | row 6 | g0 g1 g2 g3 |          | a2 b2 c2 d2 | e2 f2 g2 h2 |
+#     row 3 | d0 d1 d2 d3 | row 7 | h0 h1 h2 h3 |          | a3 b3 c3 d3 | e3 f3 g3 h3 |
+#
+# and what was said of one block in chapter 1 (which bits of which bytes are the codes, the
+# scales, the minimums) holds for a column of eight of them: the kernels are made from the same
+# fields, and no format is named here.
+#
+# The weights' rows lie a fixed distance apart, which is written into the code, so a kernel is
+# built for a format and an n_in.  The float steps and their order are those of chapter 4.
+
+# Activations, quantized: a record for each block of 32 of each row, block-major, so that the
+# records of neighbouring rows are neighbours:  record of block b, row r = x + 64 * (b * R + r).
+#
+#     0           32      36            40     44     48     52           56           60
+#    +-----------+-------+-------------+------+------+------+------------+------------+---+
+#    | codes[32] | scale | scale * sum | -low | -high| -sum | scale * low| scale *high| 0 |
+#    +-----------+-------+-------------+------+------+------+------------+------------+---+
+#
+# low, high: the sums of the first and of the last 16 codes; sum: of all.  i8, f32 and i32.
+
+ACT_RECORD = 64
+ACT_SCALE = 32
+ACT_SCALED = {32: (36,), 16: (52, 56)}         # by sub-block length: scale * sum of the codes
+ACT_MINUS = {32: (48,), 16: (40, 44)}          # the sum of the codes, negative
+
+
+def emit_quantize_block(k, x, record, disp=0):
+    """Emit quantize_activations for the 32 floats at x + disp, into the record at `record`.
+
+    A float's bits without the sign grow as it does, so the largest magnitude is found among
+    integers, where an infinity or a NaN is larger than all; then scale is no finite number.
+    """
+    block = [k.load_f32x8(x, disp + 32 * i) for i in range(4)]
+    magnitude = k.const_i32x8(0x7FFFFFFF)
+    a, b, c, d = [k.and_(v.i32, magnitude) for v in block]
+    peak = k.hmax_u32(k.max_u32(k.max_u32(a, b), k.max_u32(c, d)))
+    tiny = k.cmpgt_i32(k.const_f32x8(TINY), peak)
+    full = k.const_f32x8(127.0)
+    scale = k.andnot(tiny.f32, peak.f32 / full)
+    inverse = k.andnot(tiny.f32, full / peak.f32)
+    codes = [k.f32_to_i32(v * inverse) for v in block]
+    for i, v in enumerate(codes):
+        k.store_i32_as_i8(record, v, 8 * i)
+    low, high = k.hsum_i32(codes[0] + codes[1]), k.hsum_i32(codes[2] + codes[3])
+    total, zero = low + high, k.zero_i32x8()
+    words = [scale, k.i32_to_f32(total) * scale, zero - low, zero - high, zero - total,
+             k.i32_to_f32(low) * scale, k.i32_to_f32(high) * scale]
+    row = zero                                 # lane 7 stays zero
+    for lane, v in enumerate(words):
+        row = k.blend_i32(row, v, 1 << lane)
+    k.store_i32x8(record, row, ACT_SCALE)
+
+
+def emit_quantize(k):
+    """Emit quantize_activations for row `chunk` of x.
+
+    x: f32 (n_rows, 32 * n_blocks)   xq: records (n_blocks, n_rows)
+    """
+    x, xq, n_blocks, n_rows = k.args("x", "xq", "n_blocks", "n_rows")
+    x += k.chunk * (n_blocks << 7)
+    xq += k.chunk << 6
+    step = n_rows << 6
+    with k.loop(n_blocks):
+        emit_quantize_block(k, x, xq)
+        k.advance(x=128)
+        xq += step
+
+
+# Taking eight blocks apart.
+
+class EightRuns:
+    """Eight runs of bytes side by side, lane = run: a register and eight distances from it."""
+
+    def __init__(self, k, base, steps):
+        self.k, self.base, self.steps = k, base, steps
+
+    def words(self, at, wanted=(0, 1, 2, 3)):
+        """Return {byte: i32x8 of the four bytes from there}, of the 16 bytes from `at`.
+
+        wanted: which of the four words to return; all 16 bytes are read.
+        """
+        k, base, steps = self.k, self.base, self.steps
+        rows = [k.load_high(k.load_i8x16(base, steps[i] + at), base, steps[i + 4] + at)
+                for i in range(4)]
+        return {at + 4 * j: v for j, v in zip(wanted, emit_turn(k, rows, wanted))}
+
+
+def emit_turn(k, rows, wanted=(0, 1, 2, 3)):
+    """Return the wanted columns of a 4 x 4 table of words, in each half by itself."""
+    a, b, c, d = rows
+    pairs = {}
+    if min(wanted) < 2:
+        pairs[0] = k.unpack_lo_i32(a, b), k.unpack_lo_i32(c, d)
+    if max(wanted) > 1:
+        pairs[1] = k.unpack_hi_i32(a, b), k.unpack_hi_i32(c, d)
+    return [(k.unpack_hi_i64 if j & 1 else k.unpack_lo_i64)(*pairs[j >> 1]) for j in wanted]
+
+
+def emit_f16_pair(k, words, wanted=(0, 1)):
+    """Return the f16 in the low (0) and in the high (1) 16 bits of each word, as f32x8."""
+    order = k.const_i8x32([0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15] * 2)
+    packed = k.shuffle_i8(words, order)        # in each half: four low ones, four high ones
+    swapped = k.halves(packed, packed, 1, 0)
+    return [k.f16_to_f32((k.unpack_hi_i64 if high else k.unpack_lo_i64)(packed, swapped))
+            for high in wanted]
+
+
+def _places(runs):
+    """Return where a field's integers 4 p .. 4 p + 3 stand, for each p: (byte, shift, width)."""
+    return [(at + i, shift, width) for at, n, shift, width in runs for i in range(0, n, 4)]
+
+
+def emit_bits(k, word, shift, width, place=0):
+    """Return `width` bits from bit `shift` of each byte of word, moved to bit `place`."""
+    if width == 8:
+        return word
+    if shift != place:
+        word = word >> (shift - place) if shift > place else word << (place - shift)
+    return k.and_(word, k.const_i8x32(((1 << width) - 1) << place))
+
+
+def emit_spread(k, word, p):
+    """Return bits 4 p .. 4 p + 3 of each word, one at bit 4 of each byte.
+
+    The byte that holds them is copied to all four, each copy keeps its own bit, in the upper
+    half of the byte, and anything there is 16 or more.
+    """
+    copies = k.shuffle_i8(word, k.const_i8x32([i // 4 * 4 + p // 2 for i in range(16)] * 2)).i32
+    if p % 2 == 0:
+        copies = copies << 4
+    own = k.and_(copies, k.const_i8x32([16, 32, 64, 128] * 8))
+    return k.min_u8(own, k.const_i8x32(16)).i32
+
+
+def emit_field(k, field, p, words):
+    """Return integers 4 p .. 4 p + 3 of a field, a byte each and not yet less its bias."""
+    at, shift, width = _places(field.low)[p]
+    v = emit_bits(k, words[at], shift, width)
+    if field.high:
+        at, shift, width = _places(field.high)[p]
+        if width:
+            v = k.or_(v, emit_bits(k, words[at], shift, width, field.place))
+    return v
+
+
+def emit_byte(k, word, i, field):
+    """Return byte i of each word, less the field's bias, as i32x8."""
+    if field.low[0][3] == 8:                                # int8: its sign is copied down
+        return (word << (24 - 8 * i) if i < 3 else word) >> 24
+    v = k.shr_i32(word, 8 * i) if i else word
+    v = k.and_(v, k.const_i32x8(255)) if i < 3 else v
+    return v - k.const_i32x8(field.bias) if field.bias else v
+
+
+def emit_scales(k, format, block, keep):
+    """Emit keep(s, scale, low) for each sub-block s; low is None without minimums.
+
+    block: EightRuns over eight blocks   scale, low: f32x8, exact as in Format.unpack
+    """
+    # The last two bytes of a block are read as the upper half of its last four.
+    d_at = min(format.d_off, format.block_bytes - 4)
+    needed = {d_at} | {at for field in (format.scales, format.mins) if field
+                       for at, _, width in _places(field.low) + _places(field.high) if width}
+    words = {}
+    while needed:
+        first = min(needed)
+        start = first - max(0, -(-(first + 16 - format.block_bytes) // 4) * 4)
+        wanted = tuple([j for j in range(4) if start + 4 * j in needed])
+        words.update(block.words(start, wanted))
+        needed -= set(words)
+    halves = ((format.d_off - d_at) // 2, 1)[:1 if format.m_off is None else 2]
+    d, *m = emit_f16_pair(k, words[d_at], halves)
+    if not format.scales:
+        return keep(0, d, m[0] if m else None)
+    if m:
+        m = [k.xor(m[0], k.const_f32x8(-0.0))]
+    for p in range(format.block_len // format.sub_len // 4):
+        scales = emit_field(k, format.scales, p, words)
+        mins = emit_field(k, format.mins, p, words) if m else None
+        for i in range(4):
+            low = k.i32_to_f32(emit_byte(k, mins, i, format.mins)) * m[0] if m else None
+            keep(4 * p + i, k.i32_to_f32(emit_byte(k, scales, i, format.scales)) * d, low)
+
+
+def stretch_of(format):
+    """Return the length of the shortest run of weights that uses whole bytes of codes."""
+    length = 0
+    for i, (at, n, shift, width) in enumerate(format.codes.low):
+        if i and shift == 0:
+            break
+        length += n
+    return length
+
+
+def emit_codes(k, format, block, out):
+    """Emit out.codes(i, v) for every four codes of every stretch, out.finish() after each.
+
+    block: EightRuns over eight blocks   i: place in the stretch, a multiple of 4
+    v: four codes of each lane's block, plus the bias, so that none is negative (Q8_0's, the
+    only codes that fill a byte, are signed).  They come in the order of the bytes.
+    """
+    low, high = _places(format.codes.low), _places(format.codes.high)
+    per, n = stretch_of(format) // 4, format.block_len // stretch_of(format)
+    low_step, high_step = [places[per][0] - places[0][0] if places[per:] else 0
+                           for places in (low, high)]
+    if n > 1 and all(now[1:] == before[1:] for places in (low, high)
+                     for now, before in zip(places[per:], places)):
+        low_base, high_base = k.copy(block.base), k.copy(block.base) if high else None
+        with k.loop(n):
+            emit_stretch(k, format, EightRuns(k, low_base, block.steps), low[:per],
+                         EightRuns(k, high_base, block.steps), high[:per], out)
+            low_base += low_step
+            if high:
+                high_base += high_step
+    else:
+        for i in range(0, n * per, per):
+            emit_stretch(k, format, block, low[i:i + per], block, high[i:i + per], out)
+
+
+def emit_stretch(k, format, low_block, low, high_block, high, out):
+    """Emit one stretch of emit_codes.  low, high: where its codes' bits stand, see _places."""
+    field = format.codes
+    chunk_of = [[at - (at - places[0][0]) % 16 for at, _, _ in places] for places in (low, high)]
+    pairs = list(zip(chunk_of[1] or [None] * len(low), chunk_of[0]))
+    spread = block_word = None
+    if field.spread:
+        spread = low_block.words(field.spread[0], (0,))[field.spread[0]]
+    for high_chunk in sorted(set(chunk_of[1])) or [None]:
+        high_words = high_block.words(high_chunk) if high else None
+        for low_chunk in sorted({b for a, b in pairs if a == high_chunk}):
+            low_words = low_block.words(low_chunk)
+            group = [p for p in range(len(low)) if pairs[p] == (high_chunk, low_chunk)]
+            for p in sorted(group, key=lambda p: (low[p][0], p)):
+                at, shift, width = low[p]
+                v = emit_bits(k, low_words[at], shift, width)
+                if high:
+                    at, shift, width = high[p]
+                    v = k.or_(v, emit_bits(k, high_words[at], shift, width, field.place))
+                if field.spread:
+                    v = k.or_(v, emit_spread(k, spread, p))
+                out.codes(4 * p, v)
+    out.finish()
+
+
+# One token: take a block apart and multiply at once.
+
+class Products:
+    """Where emit_matvec sends codes and scales: into dot products, then into y.
+
+    x: register, the record of the first block   y: f32x8, one output a lane
+    Scales of more than one sub-block wait in the scratch, and so do the dot products of more
+    than two: the codes do not come in the order in which the sums must be made.
+    """
+
+    def __init__(self, k, format, x, y):
+        self.k, self.format, self.x, self.y = k, format, x, y
+        self.length = stretch_of(format)
+        self.scales, self.dots = {}, {}
+        self.many = format.scales is not None
+        self.park = self.length > 64
+        self.place = k.copy(k.scratch) if self.many else None
+
+    def keep(self, s, scale, low):
+        if self.many:
+            self.k.store_f32x8(self.k.scratch, scale, PARKED + 64 * s)
+            if low:
+                self.k.store_f32x8(self.k.scratch, low, PARKED + 64 * s + 32)
+        else:
+            self.scales[s] = scale, low
+
+    def start(self):
+        """Begin a block."""
+        if self.many:
+            self.k.mov(self.place, self.k.scratch)
+
+    def codes(self, i, v):
+        k, sub = self.k, self.format.sub_len
+        s = i // sub
+        if s not in self.dots:
+            self.dots[s] = [emit_first_sum(k, self.format, self.x, s), 0]
+        dot = self.dots[s]
+        emit_dot(k, self.format, dot[0], v, self.x, i // 32 * ACT_RECORD + i % 32)
+        dot[1] += 4
+        if self.park and dot[1] == sub:
+            k.store_i32x8(k.scratch, dot[0], 32 * s)
+
+    def finish(self):
+        """Emit the float steps of one stretch, in order."""
+        k, sub = self.k, self.format.sub_len
+        for s in range(self.length // sub):
+            dot = k.load_i32x8(k.scratch, 32 * s) if self.park else self.dots[s][0]
+            if self.many:
+                scale = k.load_f32x8(self.place, PARKED + 64 * s)
+                low = k.load_f32x8(self.place, PARKED + 64 * s + 32) if self.format.mins else None
+            else:
+                scale, low = self.scales[s]
+            emit_add_dot(k, self.y, dot, scale, low, self.x, s * sub, sub)
+        self.dots = {}
+        k.add(self.x, self.length // 32 * ACT_RECORD, to=self.x)
+        if self.many:
+            k.add(self.place, 64 * (self.length // sub), to=self.place)
+
+
+PARKED = 256                            # scratch: 8 dot products, then the scales
+
+
+def emit_first_sum(k, format, x, s, disp=0):
+    """Return what a dot product of sub-block s starts from: less its bias times the codes of x.
+
+    The bias is a power of two; the record holds the sum of the codes, negative.
+    """
+    if not format.codes.bias:
+        return k.zero_i32x8()
+    at = s * format.sub_len
+    minus = ACT_MINUS[format.sub_len][at % 32 // format.sub_len]
+    return k.broadcast_i32x8(x, disp + at // 32 * ACT_RECORD + minus) << (
+        format.codes.bias.bit_length() - 1)
+
+
+def emit_dot(k, format, dot, v, x, disp):
+    """Emit dot += the products of v's codes and the four activation codes at x + disp."""
+    if format.codes.low[0][3] == 8:
+        k.dot4_ss(dot, v, k.broadcast_i32x8(x, disp))
+    else:
+        k.dot4_us_m(dot, v, x, disp)
+
+
+def emit_add_dot(k, y, dot, scale, low, x, at, sub, disp=0):
+    """Emit y += dot * (scale * x's scale), then y += low * (x's scale * the codes' sum).
+
+    at: place of the sub-block, whose record is at x + disp + at // 32 * ACT_RECORD
+    """
+    record = disp + at // 32 * ACT_RECORD
+    y += k.i32_to_f32(dot) * (scale * k.broadcast_f32x8(x, record + ACT_SCALE))
+    if low:
+        y += low * k.broadcast_f32x8(x, record + ACT_SCALED[sub][at % 32 // sub])
+
+
+def emit_row_groups(k, w, n_out, chunk_rows, row_bytes, lanes):
+    """Return the registers (row, end, last) of a loop over groups of eight rows.
+
+    The loop runs while row < end; a group starts at min(row, last), so that the last group
+    ends at the last row and some rows are computed twice.
+    """
+    row = k.chunk * chunk_rows
+    return row, k.min(row + chunk_rows, n_out), n_out - lanes
+
+
+def emit_matvec(k, format, n_in, lanes=8):
+    """Emit matmul_naive for one row of activations and rows chunk * chunk_rows ... of w.
+
+    w: packed rows of n_in weights   x: records of one row   y: f32 (n_out,)
+    lanes: 8, or n_out if that is less; then the surplus lanes repeat the last row.
+    The group of rows after this one is fetched ahead while this one is computed.
+    n_rows and y_stride are there to have emit_matmul's arguments.
+    """
+    w, x, y, n_out, chunk_rows, _, _ = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows",
+                                              "y_stride")
+    row_bytes, block_bytes = format.n_bytes(n_in), format.block_bytes
+    steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
+    row, end, last = emit_row_groups(k, w, n_out, chunk_rows, row_bytes, lanes)
+    with k.while_(row, "<", end):
+        first = k.min(row, last)
+        base = w + first * row_bytes
+        ahead = base + 8 * row_bytes
+        out = Products(k, format, k.copy(x), k.zero_f32x8())
+        block = EightRuns(k, base, steps)
+        with k.loop(n_in // format.block_len):
+            for line in range(0, 8 * block_bytes, 64):
+                k.prefetch(ahead, line)
+            out.start()
+            emit_scales(k, format, block, out.keep)
+            emit_codes(k, format, block, out)
+            base += block_bytes
+            ahead += 8 * block_bytes
+        emit_store_lanes(k, y + (first << 2), out.y, lanes)
+        row += 8
+
+
+def emit_store_lanes(k, y, v, lanes):
+    if lanes == 8:
+        k.store_f32x8(y, v)
+    else:
+        k.store_f32_n(y, v, k.imm(lanes))
+
+
+# Many rows: take eight weight rows apart into a panel, then multiply it with all rows.
+#
+# A panel is a row of records, one for 32 weights of each of the eight rows:
+#
+#     0                    256           288
+#    +--------------------+-------------+-----------------------+
+#    | 8 vectors of codes | scales f32x8| minimums, if any      |    twice the latter for
+#    +--------------------+-------------+-----------------------+    sub-blocks of 16
+
+def panel_record_bytes(format):
+    """Return the size of a panel's record: 8 * 32 codes, then the sub-blocks' scales."""
+    return 256 + 32 // format.sub_len * _scales_bytes(format)
+
+
+def _scales_bytes(format):
+    return 32 if format.m_off is None else 64
+
+
+def matmul_scratch_bytes(format, n_in, chunk_rows):
+    """Return the scratch that emit_matmul needs: the panels of a chunk."""
+    return -(-chunk_rows // 8) * (n_in // 32) * panel_record_bytes(format)
+
+
+class Panel:
+    """Where codes and scales are sent to be kept: the record at register `at` and those after it."""
+
+    def __init__(self, k, format, at):
+        self.k, self.format, self.at = k, format, at
+        self.record_bytes = panel_record_bytes(format)
+
+    def keep(self, s, scale, low):
+        i = s * self.format.sub_len
+        disp = (i // 32 * self.record_bytes + 256
+                + i % 32 // self.format.sub_len * _scales_bytes(self.format))
+        self.k.store_f32x8(self.at, scale, disp)
+        if low:
+            self.k.store_f32x8(self.at, low, disp + 32)
+
+    def codes(self, i, v):
+        self.k.store_i32x8(self.at, v, i // 32 * self.record_bytes + i % 32 * 8)
+
+    def finish(self):
+        self.k.add(self.at, stretch_of(self.format) // 32 * self.record_bytes, to=self.at)
+
+
+def emit_panel(k, format, block, n_blocks, at):
+    """Emit the unpacking of n_blocks blocks of eight runs into the panel at register `at`."""
+    out = Panel(k, format, at)
+    with k.loop(n_blocks):
+        emit_scales(k, format, block, out.keep)
+        emit_codes(k, format, block, out)
+        k.add(block.base, format.block_bytes, to=block.base)
+
+
+def emit_tile(k, format, n_in, panel, x, x_step, n_columns):
+    """Return y, an f32x8 for each of n_columns rows of activations: the panel times those rows.
+
+    panel, x: registers, which move: the first records   x_step: register, from block to block
+    """
+    sub, record_bytes = format.sub_len, panel_record_bytes(format)
+    y = [k.zero_f32x8() for _ in range(n_columns)]
+    with k.loop(n_in // 32):
+        for s in range(32 // sub):
+            dots = [emit_first_sum(k, format, x, s, ACT_RECORD * c) for c in range(n_columns)]
+            for i in range(s * sub, (s + 1) * sub, 4):
+                v = k.load_i32x8(panel, 8 * i)
+                for c, dot in enumerate(dots):
+                    emit_dot(k, format, dot, v, x, ACT_RECORD * c + i)
+            at = 256 + s * _scales_bytes(format)
+            scale = k.load_f32x8(panel, at)
+            for c, dot in enumerate(dots):
+                low = k.load_f32x8(panel, at + 32) if format.m_off is not None else None
+                emit_add_dot(k, y[c], dot, scale, low, x, s * sub, sub, ACT_RECORD * c)
+        panel += record_bytes
+        x += x_step
+    return y
+
+
+TILES = (6, 4, 2, 1)                    # rows of activations at a time; 6 fill the registers
+
+
+def emit_matmul(k, format, n_in, lanes=8):
+    """Emit matmul_naive for all rows of activations and rows chunk * chunk_rows ... of w.
+
+    w: packed rows of n_in weights   x: records (n_in / 32, n_rows)   y: f32, rows y_stride
+    bytes apart.  chunk_rows: a multiple of 8.  scratch: matmul_scratch_bytes.
+    lanes: 8, or n_out if that is less; then the surplus lanes repeat the last row.
+    """
+    w, x, y, n_out, chunk_rows, rows_left, y_stride = k.args(
+        "w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")
+    row_bytes = format.n_bytes(n_in)
+    steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
+    row, end, last = emit_row_groups(k, w, n_out, chunk_rows, row_bytes, lanes)
+    panel = k.copy(k.scratch)
+    with k.while_(row, "<", end):
+        base = w + k.min(row, last) * row_bytes
+        emit_panel(k, format, EightRuns(k, base, steps), n_in // format.block_len, panel)
+        row += 8
+    x_step = rows_left << 6
+    for n_columns in TILES:
+        with k.while_(rows_left, ">=", n_columns):
+            k.mov(panel, k.scratch)
+            k.mov(row, k.chunk * chunk_rows)
+            with k.while_(row, "<", end):
+                tile = emit_tile(k, format, n_in, panel, k.copy(x), x_step, n_columns)
+                out = y + (k.min(row, last) << 2)
+                for v in tile:
+                    emit_store_lanes(k, out, v, lanes)
+                    out += y_stride
+                row += 8
+            x += ACT_RECORD * n_columns
+            y += y_stride * n_columns
+            rows_left -= n_columns
+
+
+# Weights that are plain floats.
+
+FLOAT_LOADS = {"F32": "load_f32x8", "F16": "load_f16x8", "BF16": "load_bf16x8"}
+
+
+def emit_load_floats(k, format, base, disp, n=8):
+    """Return the first n weights at base + disp as f32x8, the other lanes 0 and not read."""
+    if n == 8:
+        return getattr(k, FLOAT_LOADS[format.name])(base, disp)
+    if format.name == "F32":
+        return k.load_f32_n(base, k.imm(n), disp)
+    v = k.zero_i32x8()
+    for i in range(n):
+        v = k.insert_i32(v, k.load_u16(base, disp + 2 * i), i)
+    return emit_f16_pair(k, v, (0,))[0] if format.name == "F16" else (v << 16).f32
+
+
+def emit_float_tile(k, format, n_in, w, x, y, y_stride, n_rows, n_columns):
+    """Emit y[c][o] = lane_sum(w[o] * x[c]) for n_rows rows of w and n_columns rows of x.
+
+    w, x, y: registers, which do not move   y_stride: register
+    """
+    row_bytes, n_tail = format.n_bytes(n_in), n_in % 8
+    w, x, y = k.copy(w), k.copy(x), k.copy(y)
+    sums = [[k.zero_f32x8() for _ in range(n_rows)] for _ in range(n_columns)]
+
+    def add_products(n):
+        columns = [emit_load_floats(k, FORMATS["F32"], x, 4 * n_in * c, n)
+                   for c in range(n_columns)]
+        for o in range(n_rows):
+            v = emit_load_floats(k, format, w, row_bytes * o, n)
+            for column, total in zip(columns, sums):
+                total[o] += v * column
+
+    with k.loop(n_in // 8):
+        add_products(8)
+        w += format.n_bytes(8)
+        x += 32
+    if n_tail:
+        add_products(n_tail)
+    for total in sums:
+        for o, v in enumerate(total):
+            k.store_f32(y, k.hsum_f32(v), 4 * o)
+        y += y_stride
+
+
+def emit_matmul_float(k, format, n_in):
+    """Emit matmul_naive for all rows of x and rows chunk * chunk_rows ... of float weights.
+
+    w: rows of n_in floats, one after the other   x: f32 (n_rows, n_in)
+    y: f32, rows y_stride bytes apart.
+    Three rows by three share each value read three times; with one row of activations left,
+    four weight rows are read side by side.
+    """
+    w, x, y, n_out, chunk_rows, rows_left, y_stride = k.args(
+        "w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")
+    row_bytes = format.n_bytes(n_in)
+    first = k.chunk * chunk_rows
+    n_chunk = k.min(n_out - first, chunk_rows)
+    w += first * row_bytes
+    y += first << 2
+    for n_columns, shapes in ((3, (3, 1)), (1, (4, 1))):
+        with k.while_(rows_left, ">=", n_columns):
+            left, weights, out = k.copy(n_chunk), k.copy(w), k.copy(y)
+            for n_rows in shapes:
+                with k.while_(left, ">=", n_rows):
+                    emit_float_tile(k, format, n_in, weights, x, out, y_stride,
+                                    n_rows, n_columns)
+                    weights += row_bytes * n_rows
+                    out += 4 * n_rows
+                    left -= n_rows
+            x += 4 * n_in * n_columns
+            y += y_stride * n_columns
+            rows_left -= n_columns
+
+
+# Embeddings: rows of a weight as floats.
+
+def emit_embed(k, format, n_in):
+    """Emit y = w[tokens[chunk]], as Format.decode has it.
+
+    tokens: i32   w: rows of n_in weights   y: f32, rows y_stride bytes apart   scratch: 4096
+    Eight blocks of one row take the place of eight rows; where the row has no more blocks the
+    last one is repeated.
+    """
+    tokens, w, y, y_stride = k.args("tokens", "w", "y", "y_stride")
+    token = k.load_i32(tokens + (k.chunk << 2))
+    w += token * format.n_bytes(n_in)
+    y += k.chunk * y_stride
+    if format.sub_len is None:
+        n_tail = n_in % 8
+        with k.loop(n_in // 8):
+            k.store_f32x8(y, emit_load_floats(k, format, w, 0))
+            w += format.n_bytes(8)
+            y += 32
+        if n_tail:
+            k.store_f32_n(y, emit_load_floats(k, format, w, 0, n_tail), k.imm(n_tail))
+        return
+    n_blocks, block_len = n_in // format.block_len, format.block_len
+    lanes = min(8, n_blocks)
+    steps = [min(i, lanes - 1) for i in range(8)]
+    done = k.imm(0)
+    with k.while_(done, "<", n_blocks):
+        first = k.min(done, n_blocks - lanes)
+        block = EightRuns(k, w + first * format.block_bytes,
+                          [i * format.block_bytes for i in steps])
+        emit_panel(k, format, block, 1, k.copy(k.scratch))
+        emit_decode(k, format, k.copy(k.scratch), y + first * (4 * block_len),
+                    [4 * block_len * i for i in steps])
+        done += 8
+
+
+def emit_decode(k, format, panel, y, steps):
+    """Emit the weights of the block in each of a panel's lanes to y + steps[lane]; both move."""
+    sub = format.sub_len
+    with k.loop(format.block_len // 32):
+        for s in range(32 // sub):
+            at = 256 + s * _scales_bytes(format)
+            scale = k.load_f32x8(panel, at)
+            low = k.load_f32x8(panel, at + 32) if format.m_off is not None else None
+            for i in range(s * sub, (s + 1) * sub, 4):
+                v = k.load_i32x8(panel, 8 * i)
+                floats = [k.i32_to_f32(emit_byte(k, v, j, format.codes)) * scale
+                          for j in range(4)]
+                if low:
+                    floats = [f + low for f in floats]
+                for lane, f in enumerate(emit_turn(k, [f.i32 for f in floats])):
+                    k.store_i8x16(y, f, steps[lane] + 4 * i)
+                    k.store_i8x16(y, k.halves(f, f, 1, 1), steps[lane + 4] + 4 * i)
+        panel += panel_record_bytes(format)
+        y += 128
 
 
 # ---------------------------------------------------------------------------------------
-# 5.6 Programs and threads
+# 5.6 Kernels: the other operations
+#
+# What a forward pass does besides multiplying by matrices: norms, rotations, activations,
+# the cache and attention.  Each emitter is named after the operation of chapter 4 that it
+# must equal, bit for bit; its docstring says what one chunk of work is.
+#
+# The one idea: a vector of eight lanes is the natural unit of the definitions.  lane_sum adds
+# element i to lane i mod 8 because that is what a loop over vectors does, and attention cuts
+# its keys at multiples of 64 because then position p always meets lane p mod 8.  A row whose
+# length is no multiple of 8 ends in a short vector; its missing lanes are neither read nor
+# written, and where a sum would notice them they are masked to zero.
+#
+# Registers are few.  So an argument is loaded where it is used, and again where it is used
+# next; the processor keeps it in its nearest cache.  Addresses in fields are not checked here:
+# who fills the fields (5.7) guarantees them.  A name with _row_bytes is the distance in bytes
+# from one row to the next; a name with _bits is a float32 passed as the integer of its bits.
+
+def f32_bits(x):
+    """Return the bits of x, rounded to float32, as a signed int: how a field carries a number."""
+    return struct.unpack("<i", struct.pack("<f", x))[0]
+
+
+class Fields:
+    """The fields of a kernel's argument structure, each loaded when it is asked for."""
+
+    def __init__(self, k, *names):
+        self.k = k
+        self.offs = {name: 8 * i for i, name in enumerate(names)}
+        k.fields.update(dict.fromkeys(names))
+
+    def __call__(self, name):
+        """Emit the load of a whole number or address."""
+        return self.k.load_i64(self.k.args_pointer, self.offs[name])
+
+    def number(self, name):
+        """Emit the load of a float32, into every lane."""
+        return self.k.broadcast_f32x8(self.k.args_pointer, self.offs[name])
+
+    def row(self, name, row):
+        """Emit the address of a row of the array `name`."""
+        return self(name) + row * self(name + "_row_bytes")
+
+
+def _each_vector(k, n, steps, body):
+    """Emit body(None) for each whole vector of n elements, then body(lanes) for what is left.
+
+    n: register or int   lanes: register, 1..7   steps: ((pointer, bytes to advance), ...)
+    """
+    with k.loop(n >> 3):
+        body(None)
+        for pointer, n_bytes in steps:
+            k.add(pointer, n_bytes, to=pointer)
+    if type(n) is int:
+        if n & 7:
+            body(k.imm(n & 7))
+    else:
+        lanes = n & 7
+        with k.if_(lanes, ">", 0):
+            body(lanes)
+
+
+def _load(k, pointer, lanes, disp=0):
+    """Emit the load of a vector of floats, or of its first lanes with zeros behind them."""
+    if lanes is None:
+        return k.load_f32x8(pointer, disp)
+    return k.load_f32_n(pointer, lanes, disp)
+
+
+def _store(k, pointer, v, lanes, disp=0):
+    """Emit the store of a vector of floats, or of its first lanes alone."""
+    if lanes is None:
+        k.store_f32x8(pointer, v, disp)
+    else:
+        k.store_f32_n(pointer, v, lanes, disp)
+
+
+def _first_lanes(k, lanes):
+    """Emit the mask of the lanes 0..lanes-1."""
+    return k.cmpgt_i32(k.splat_i32(lanes), k.const_i32x8(range(8)))
+
+
+# Functions of one number, eight at a time.  Their steps are those of section 4.1, in order.
+
+def emit_exp(k, x):
+    """Emit exp(x).   x: f32x8 -> f32x8
+
+    2**n is made by writing n into the exponent bits: a float32 of fraction 1 and exponent
+    n + 127 is 2**n.  No step can overflow, since x is clamped first.
+    """
+    c = k.const_f32x8
+    x = k.min_f32(k.max_f32(x, c(EXP_MIN)), c(EXP_MAX))
+    n = k.round_f32(x * c(LOG2_E))
+    r = x - n * c(LN2_HI)
+    r = r - n * c(LN2_LO)
+    p = r * c(EXP_POLY[0])
+    for coefficient in EXP_POLY[1:-1]:
+        p = (p + c(coefficient)) * r
+    p = p + c(EXP_POLY[-1])
+    y = p * (r * r) + r + c(1.0)
+    return y * ((k.f32_to_i32(n) + k.const_i32x8(127)) << 23).f32
+
+
+def _silu(k, x):
+    return x / (emit_exp(k, k.zero_f32x8() - x) + k.const_f32x8(1.0))
+
+
+def _gelu(k, x):
+    u = x + x * x * x * k.const_f32x8(GELU_CUBIC)
+    return x / (emit_exp(k, u * k.const_f32x8(GELU_SLOPE)) + k.const_f32x8(1.0))
+
+
+def _softcap(k, x, cap):
+    e = emit_exp(k, x / cap * k.const_f32x8(2.0)) + k.const_f32x8(1.0)
+    return (k.const_f32x8(1.0) - k.const_f32x8(2.0) / e) * cap
+
+
+# Element by element.  A chunk is a slice of a row, so that the logits of one token, a row of
+# 262144, can be shared out among threads as well as the 512 rows of a prompt:
+#
+#   chunk = row * slices + part;  elements part * slice .. of n;  slice is a multiple of 8
+
+def _elementwise(k, function, inputs=("x",), numbers=()):
+    """Emit out = function(k, *inputs, *numbers), for one slice of one row.
+
+    inputs, out: f32 (R, n)   numbers: names of the fields that hold them
+    out may be one of the inputs: a vector is written after it was read.
+    """
+    arrays = [name + suffix for name in (*inputs, "out") for suffix in ("", "_row_bytes")]
+    field = Fields(k, *arrays, "n", "slice", "slices", *numbers)
+    slices = field("slices")
+    row, part = k.div(k.chunk, slices), k.rem(k.chunk, slices)
+    start = part * field("slice")
+    n = k.min(field("n") - start, field("slice"))
+    start <<= 2
+    pointers = [field.row(name, row) + start for name in (*inputs, "out")]
+    constants = [field.number(name) for name in numbers]
+
+    def body(lanes):
+        values = [_load(k, pointer, lanes) for pointer in pointers[:-1]]
+        _store(k, pointers[-1], function(k, *values, *constants), lanes)
+
+    _each_vector(k, n, [(pointer, 32) for pointer in pointers], body)
+
+
+def emit_copy(k):
+    """Emit out = x."""
+    _elementwise(k, lambda k, x: x)
+
+
+def emit_silu(k):
+    """Emit out = silu(x)."""
+    _elementwise(k, _silu)
+
+
+def emit_gelu(k):
+    """Emit out = gelu(x)."""
+    _elementwise(k, _gelu)
+
+
+def emit_scale(k):
+    """Emit out = mul(x, c), c a number."""
+    _elementwise(k, lambda k, x, c: x * c, numbers=("c_bits",))
+
+
+def emit_softcap(k):
+    """Emit out = softcap(x, c)."""
+    _elementwise(k, _softcap, numbers=("c_bits",))
+
+
+def emit_add(k):
+    """Emit out = add(x, y).  With y_row_bytes = 0 one row y is added to all: a bias."""
+    _elementwise(k, lambda k, x, y: x + y, ("x", "y"))
+
+
+def emit_mul(k):
+    """Emit out = mul(x, y)."""
+    _elementwise(k, lambda k, x, y: x * y, ("x", "y"))
+
+
+def emit_silu_mul(k):
+    """Emit out = mul(silu(x), y): x is the gate, y what comes up."""
+    _elementwise(k, lambda k, x, y: _silu(k, x) * y, ("x", "y"))
+
+
+def emit_gelu_mul(k):
+    """Emit out = mul(gelu(x), y)."""
+    _elementwise(k, lambda k, x, y: _gelu(k, x) * y, ("x", "y"))
+
+
+def emit_rows(k):
+    """Emit out = rows(x, index).  A chunk is one row of out.
+
+    x: f32 (any, n)   index: i32 (R,)   out: f32 (R, n), not x
+    """
+    field = Fields(k, "x", "x_row_bytes", "index", "out", "out_row_bytes", "n")
+    x = field.row("x", k.load_i32(field("index") + (k.chunk << 2)))
+    out = field.row("out", k.chunk)
+    _each_vector(k, field("n"), ((x, 32), (out, 32)),
+                 lambda lanes: _store(k, out, _load(k, x, lanes), lanes))
+
+
+# Norms.  A row is read twice, or three times; it stays in the nearest cache.
+
+def _lane_sum(k, x, n, function):
+    """Emit lane_sum of function(v) over the n floats v at x, into every lane.
+
+    function(v) need not be 0 for v = 0, so the lanes that a short vector lacks are masked.
+    """
+    total, x = k.zero_f32x8(), k.copy(x)
+
+    def body(lanes):
+        v = function(_load(k, x, lanes))
+        k.add_f32(total, v if lanes is None else v & _first_lanes(k, lanes), to=total)
+
+    _each_vector(k, n, ((x, 32),), body)
+    return k.hsum_f32(total)
+
+
+def _inverse_root(k, total, n, eps):
+    """Emit 1 / sqrt(total / n + eps)."""
+    return k.const_f32x8(1.0) / k.sqrt_f32(total / n + eps)
+
+
+def emit_rms_norm(k):
+    """Emit out = rms_norm(x, w, eps).  A chunk is one row: `runs` runs of n, each by itself.
+
+    x, out: f32 (R, runs * n)   w: f32 (n,)
+    """
+    field = Fields(k, "x", "x_row_bytes", "out", "out_row_bytes", "w", "n", "runs", "eps_bits")
+    x, out, n = field.row("x", k.chunk), field.row("out", k.chunk), field("n")
+    length, eps = k.i32_to_f32(k.splat_i32(n)), field.number("eps_bits")
+    with k.loop(field("runs")):
+        scale = _inverse_root(k, _lane_sum(k, x, n, lambda v: v * v), length, eps)
+        w = field("w")
+        _each_vector(k, n, ((x, 32), (out, 32), (w, 32)), lambda lanes: _store(
+            k, out, _load(k, x, lanes) * scale * _load(k, w, lanes), lanes))
+        rest = (n & 7) << 2
+        x += rest
+        out += rest
+
+
+def emit_layer_norm(k):
+    """Emit out = layer_norm(x, w, b, eps).  A chunk is one row.  b: an address, or 0 for None."""
+    field = Fields(k, "x", "x_row_bytes", "out", "out_row_bytes", "w", "b", "n", "eps_bits")
+    x, out, n = field.row("x", k.chunk), field.row("out", k.chunk), field("n")
+    length = k.i32_to_f32(k.splat_i32(n))
+    mean = _lane_sum(k, x, n, lambda v: v) / length
+
+    def square(v):
+        c = v - mean
+        return c * c
+
+    scale = _inverse_root(k, _lane_sum(k, x, n, square), length, field.number("eps_bits"))
+    w, b = field("w"), field("b")
+
+    def normed(lanes):
+        return (_load(k, x, lanes) - mean) * scale * _load(k, w, lanes)
+
+    with k.if_(b, "!=", 0):
+        _each_vector(k, n, ((x, 32), (out, 32), (w, 32), (b, 32)), lambda lanes: _store(
+            k, out, normed(lanes) + _load(k, b, lanes), lanes))
+    with k.else_():
+        _each_vector(k, n, ((x, 32), (out, 32), (w, 32)), lambda lanes: _store(
+            k, out, normed(lanes), lanes))
+
+
+# Rotary positions.  In the "half" pairing the two of a pair stand in two vectors, and lanes
+# line up with the angles.  In the "interleaved" pairing they are neighbours in one vector:
+#
+#   x            a0  b0  a1  b1 ...      times  c0  c0  c1  c1 ...
+#   swapped      b0  a0  b1  a1 ...      times -s0  s0 -s1  s1 ...    and the two are added
+#
+# which has the bits of a c - b s and b c + a s: subtracting is adding the negative.
+
+def emit_rope(k, pairing):
+    """Emit out = rope(x, positions, table, head_dim).  A chunk is one row.
+
+    x, out: f32 (R, n_heads * head_dim), perhaps the same   positions: i32 (R,)
+    cos, sin: f32 (n_positions, n_rot / 2)   pairing: "interleaved" or "half"
+    """
+    field = Fields(k, "x", "x_row_bytes", "out", "out_row_bytes", "positions", "cos", "sin",
+                   "n_heads", "head_dim", "n_rot")
+    x, out, half = field.row("x", k.chunk), field.row("out", k.chunk), field("n_rot") >> 1
+    angles = k.load_i32(field("positions") + (k.chunk << 2)) * half << 2
+    cos0, sin0 = field("cos") + angles, field("sin") + angles
+    with k.loop(field("n_heads")):
+        cos, sin = k.copy(cos0), k.copy(sin0)
+        if pairing == "interleaved":
+            _rope_interleaved(k, x, out, cos, sin, half)
+        else:
+            _rope_halves(k, x, out, cos, sin, half)
+        rest = field("head_dim") - (half << 1)          # the dimensions that do not turn
+        _each_vector(k, rest, ((x, 32), (out, 32)),
+                     lambda lanes: _store(k, out, _load(k, x, lanes), lanes))
+        short = (rest & 7) << 2
+        x += short
+        out += short
+
+
+def _rope_halves(k, x, out, cos, sin, half):
+    """Emit the turn of pairs (i, i + half), and move x and out behind them."""
+    n_bytes = half << 2
+    xb, outb = x + n_bytes, out + n_bytes
+
+    def body(lanes):
+        a, b, c, s = (_load(k, pointer, lanes) for pointer in (x, xb, cos, sin))
+        _store(k, out, a * c - b * s, lanes)
+        _store(k, outb, a * s + b * c, lanes)
+
+    _each_vector(k, half, [(pointer, 32) for pointer in (x, xb, out, outb, cos, sin)], body)
+    rest = (half & 7) << 2
+    k.add(xb, rest, to=x)
+    k.add(outb, rest, to=out)
+
+
+def _rope_interleaved(k, x, out, cos, sin, half):
+    """Emit the turn of pairs (2i, 2i + 1), and move x and out behind them."""
+    twice = [i for lane in (0, 1, 2, 3) for i in 2 * list(range(4 * lane, 4 * lane + 4))]
+    twice = k.const_i8x32(twice)                # 4 angles, the same in both halves -> 8 lanes
+    sign = k.const_i32x8([-2**31, 0] * 4).f32   # the sign bit of the even lanes
+
+    def spread(pointer, lanes):
+        if lanes is None:
+            v = k.broadcast_i8x16(pointer)
+        else:
+            v = k.load_f32_n(pointer, lanes >> 1)
+            v = k.halves(v, v, 0, 0)
+        return k.shuffle_i8(v, twice).f32
+
+    def body(lanes):
+        v = _load(k, x, lanes)
+        swapped = k.shuffle_i32(v, (1, 0, 3, 2))
+        s = spread(sin, lanes) ^ sign
+        _store(k, out, v * spread(cos, lanes) + swapped * s, lanes)
+
+    n = half << 1
+    _each_vector(k, n, ((x, 32), (out, 32), (cos, 16), (sin, 16)), body)
+    rest = (n & 7) << 2
+    x += rest
+    out += rest
+
+
+# The cache, seen from machine code.  A row brings the address of its sequence's page table
+# (i32 page numbers) and its position; chapter 6 defines where a vector lies:
+#
+#   arena + page * page_bytes + layer_off + ((which * n_kv_heads + head) * page_size + slot) * vector
+#
+# Its 4 or 2 bytes a number are read and written exactly: next to a vector is another one's.
+
+VALUE_BYTES = {"f32": 4, "f16": 2}
+
+
+def _copy_bytes(k, to, to_disp, source, disp, n_bytes):
+    """Emit the copy of a constant, small number of bytes, through integer registers."""
+    for size in (8, 4, 2):
+        while n_bytes >= size:
+            load, store = getattr(k, f"load_i{8 * size}"), getattr(k, f"store_i{8 * size}")
+            store(to, load(source, disp), to_disp)
+            disp, to_disp, n_bytes = disp + size, to_disp + size, n_bytes - size
+
+
+def emit_kv_store(k, kv_type, head_dim):
+    """Emit PagePool.write for one row: round its k and v to kv_type, and store them.
+
+    k, v: f32 (R, n_kv_heads * head_dim)   tables: i64 (R,), addresses   positions: i32 (R,)
+    scratch: 32 bytes.  A chunk is one row.  The clamp keeps a NaN: a comparison with it fails,
+    and then min and max return their second operand.
+    """
+    field = Fields(k, "k", "k_row_bytes", "v", "v_row_bytes", "tables", "positions", "arena",
+                   "page_bytes", "layer_off", "page_size", "n_kv_heads")
+    size, full, rest = VALUE_BYTES[kv_type], head_dim // 8, head_dim % 8
+    pos, page_size = k.load_i32(field("positions") + (k.chunk << 2)), field("page_size")
+    table = k.load_i64(field("tables") + (k.chunk << 3))
+    page = k.load_i32(table + (k.div(pos, page_size) << 2))
+    to = field("arena") + page * field("page_bytes") + field("layer_off")
+    to += k.rem(pos, page_size) * (head_dim * size)
+    step = (page_size - 1) * (head_dim * size)          # from a vector's end to the next head's
+    if kv_type == "f16":
+        top, bottom = k.const_f32x8(F16_MAX), k.const_f32x8(-F16_MAX)
+
+    def convert(v, pointer):
+        if kv_type == "f32":
+            k.store_f32x8(pointer, v)
+        else:
+            k.store_f16x8(pointer, k.min_f32(top, k.max_f32(bottom, v)))
+
+    for name in ("k", "v"):
+        x = field.row(name, k.chunk)
+        with k.loop(field("n_kv_heads")):
+            with k.loop(full):
+                convert(k.load_f32x8(x), to)
+                x += 32
+                to += 8 * size
+            if rest:
+                convert(k.load_f32_n(x, k.imm(rest)), k.scratch)
+                _copy_bytes(k, to, 0, k.scratch, 0, rest * size)
+                x += 4 * rest
+                to += rest * size
+            to += step
+
+
+# Attention.  A unit of work is a few rows times a few query heads that share one kv head.
+# Rows of the unit that lie next to each other and belong to one sequence form a run.  For a
+# run, chunk after chunk of 64 positions:
+#
+#   1. keys and values of the chunk are brought from the pages to the scratch, as float32:
+#      one after another, whatever the pages' size and type, short vectors filled with zeros;
+#   2. each (row, head) of the run attends to the chunk (attend_chunk), and
+#   3. merges what it found into its state: m, l and the sum o (merge_chunks).
+#
+# Bringing a chunk costs as much as one (row, head) spends on it, so a unit should have
+# several.  A state that has seen nothing is m = LOWEST, l = 0, o = 0: merging a chunk into it
+# gives that chunk's own m, l and o, to the bit, as exp(0) = 1 and 0 * exp(-87) + y = y.
+#
+# Scores are taken for eight keys at once: eight accumulators, a multiplication and an
+# addition a vector of key.  Then three levels of pairwise additions turn eight vectors of
+# lane sums into one vector of eight scores, in the order of tree_sum.
+
+LOWEST = f32(-3.4028234663852886e38)        # the lowest finite float32
+ATTENTION_PAIRS = 64                        # rows * heads of a unit, at most
+
+
+class AttentionScratch:
+    """What lies where in the scratch of attention: byte offsets.
+
+    row_bytes: of a key or value, padded to whole vectors
+    state: m (in eight lanes), l (in eight lanes), o (padded)
+    """
+
+    FRAME = ("head", "row", "n_rows", "table", "lowest", "highest", "back", "k_addr", "v_step",
+             "pos", "last", "before", "after")
+
+    def __init__(self, head_dim):
+        self.n_vectors = -(-head_dim // 8)
+        self.row_bytes = 32 * self.n_vectors
+        self.keys = 0
+        self.values = self.keys + CHUNK * self.row_bytes
+        self.scores = self.values + CHUNK * self.row_bytes
+        self.spare = self.scores + 4 * CHUNK
+        frame = self.spare + 32
+        self.frame = {name: frame + 8 * i for i, name in enumerate(self.FRAME)}
+        self.states = (frame + 8 * len(self.FRAME) + 63) & -64
+        self.m, self.l, self.o = self.states, self.states + 32, self.states + 64
+        self.state_bytes = 64 + self.row_bytes
+        self.n_bytes = self.states + ATTENTION_PAIRS * self.state_bytes
+
+
+def attention_scratch_bytes(head_dim):
+    """Return how many bytes of scratch a thread needs for attention."""
+    return AttentionScratch(head_dim).n_bytes
+
+
+def emit_attention(k, kv_type, head_dim, cap=False):
+    """Emit Reference.attention, the part behind the store, for `rows` rows and `heads` heads.
+
+    q, out: f32 (R, n_heads * head_dim)   tables: i64 (n_rows,), addresses   positions: i32
+    arena .. page_size: as in emit_kv_store   window: 0 for all   sinks: f32 (n_heads,) or 0
+    chunk = block of rows * (n_heads / heads) + block of heads; heads divides n_heads /
+    n_kv_heads, and rows * heads <= ATTENTION_PAIRS.  cap: build with softcap, by cap_bits.
+    """
+    at = AttentionScratch(head_dim)
+    field = Fields(k, "q", "q_row_bytes", "out", "out_row_bytes", "tables", "positions", "arena",
+                   "page_bytes", "layer_off", "page_size", "n_heads", "n_kv_heads", "scale_bits",
+                   "window", "cap_bits", "sinks", "n_rows", "rows", "heads")
+
+    def get(name):
+        return k.load_i64(k.scratch, at.frame[name])
+
+    def put(name, value):
+        k.store_i64(k.scratch, value, at.frame[name])
+
+    tools = k, at, field, get, put
+    row_left = _attention_unit(*tools, head_dim * VALUE_BYTES[kv_type])
+    with k.while_(row_left, ">", 0):
+        _attention_run(*tools, row_left)
+        pos = get("lowest") & -8
+        put("pos", pos)
+        left = get("highest") + 1 - pos
+        with k.while_(left, ">", 0):
+            put("last", k.min(get("pos") | (CHUNK - 1), get("highest")))
+            _attention_load(*tools, kv_type, head_dim)
+            _attention_rows(*tools, head_dim, cap)
+            pos = get("last") + 1
+            put("pos", pos)
+            k.sub(get("highest") + 1, pos, to=left)
+        _attention_finish(*tools, head_dim)
+        put("row", get("row") + get("n_rows"))
+        k.sub(row_left, get("n_rows"), to=row_left)
+
+
+def _attention_unit(k, at, field, get, put, vector_bytes):
+    """Emit what is the same for the whole unit; return the register of the number of its rows.
+
+    back: positions a row looks back   k_addr: where the kv head's keys begin in page 0
+    v_step: from a key to its value
+    """
+    blocks = k.div(field("n_heads"), field("heads"))
+    row, head = k.div(k.chunk, blocks) * field("rows"), k.rem(k.chunk, blocks) * field("heads")
+    put("row", row)
+    put("head", head)
+    back = field("window")
+    with k.if_(back, "==", 0):
+        k.mov(back, 2**40)
+    put("back", back)
+    kv_head = k.div(head, k.div(field("n_heads"), field("n_kv_heads")))
+    plane = field("page_size") * vector_bytes
+    put("k_addr", field("arena") + field("layer_off") + kv_head * plane)
+    put("v_step", field("n_kv_heads") * plane)
+    k.store_f32x8(k.scratch, k.zero_f32x8(), at.spare)
+    return k.min(field("n_rows") - row, field("rows"))
+
+
+def _attention_run(k, at, field, get, put, row_left):
+    """Emit the search for the rows from `row` that share a table, and clear their states.
+
+    n_rows: how many   lowest, highest: the positions that one or another of them sees
+    """
+    row = get("row")
+    tables, positions = field("tables") + (row << 3), field("positions") + (row << 2)
+    table, n_rows = k.load_i64(tables), k.imm(0)
+    lowest, highest, left = k.imm(2**40), k.imm(-1), k.copy(row_left)
+    with k.while_(left, ">", 0):
+        with k.if_(k.load_i64(tables), "==", table):
+            pos = k.load_i32(positions)
+            k.min(lowest, k.max(pos + 1 - get("back"), 0), to=lowest)
+            k.max(highest, pos, to=highest)
+            n_rows += 1
+            tables += 8
+            positions += 4
+            left -= 1
+        with k.else_():
+            k.mov(left, 0)
+    for name, value in (("table", table), ("n_rows", n_rows), ("lowest", lowest),
+                        ("highest", highest)):
+        put(name, value)
+    state, zero = k.copy(k.scratch), k.zero_f32x8()
+    with k.loop(n_rows * field("heads")):
+        k.store_f32x8(state, k.const_f32x8(LOWEST), at.m)
+        for disp in range(at.l, at.o + at.row_bytes, 32):
+            k.store_f32x8(state, zero, disp)
+        state += at.state_bytes
+
+
+def _attention_load(k, at, field, get, put, kv_type, head_dim):
+    """Emit the copy of the keys and values of positions pos..last, eight at a time.
+
+    A page holds a multiple of eight, so eight positions from a multiple of eight on lie in
+    one page, next to each other.
+    """
+    size, full, rest = VALUE_BYTES[kv_type], head_dim // 8, head_dim % 8
+    load = k.load_f16x8 if kv_type == "f16" else k.load_f32x8
+    pos, page_size = get("pos"), field("page_size")
+    slot, entry = k.rem(pos, page_size), get("table") + (k.div(pos, page_size) << 2)
+    to = k.scratch + (pos & (CHUNK - 1)) * at.row_bytes
+    with k.loop(((get("last") - pos) >> 3) + 1):
+        keys = k.load_i32(entry) * field("page_bytes") + get("k_addr") + slot * (head_dim * size)
+        values = keys + get("v_step")
+        if rest == 0:
+            with k.loop(head_dim // 4):         # head_dim vectors are eight positions
+                for i in range(4):
+                    k.store_f32x8(to, load(keys, 8 * size * i), at.keys + 32 * i)
+                    k.store_f32x8(to, load(values, 8 * size * i), at.values + 32 * i)
+                for pointer, n_bytes in ((keys, 32 * size), (values, 32 * size), (to, 128)):
+                    k.add(pointer, n_bytes, to=pointer)
+        else:
+            with k.loop(8):
+                for source, disp in ((keys, at.keys), (values, at.values)):
+                    for i in range(full):
+                        k.store_f32x8(to, load(source, 8 * size * i), disp + 32 * i)
+                    _copy_bytes(k, k.scratch, at.spare, source, 8 * size * full, rest * size)
+                    k.store_f32x8(to, load(k.scratch, at.spare), disp + 32 * full)
+                    k.add(source, head_dim * size, to=source)
+                to += at.row_bytes
+        slot += 8
+        with k.if_(slot, ">=", page_size):
+            k.mov(slot, 0)
+            entry += 4
+
+
+def _attention_rows(k, at, field, get, put, head_dim, cap):
+    """Emit steps 2 and 3 for each (row, head) of the run that sees some of the chunk."""
+    with k.loop(get("n_rows")) as rows_left:
+        i = get("n_rows") - rows_left
+        row = get("row") + i
+        pos = k.load_i32(field("positions") + (row << 2))
+        first = k.max(k.max(pos + 1 - get("back"), 0), get("pos"))
+        last = k.min(pos, get("last"))
+        with k.if_(first, "<=", last):
+            put("before", first - 1)
+            put("after", last + 1)
+            state = k.scratch + i * field("heads") * at.state_bytes
+            q = field.row("q", row) + get("head") * (4 * head_dim)
+            with k.loop(field("heads")):
+                top = _attention_scores(k, at, field, get, q, head_dim, cap)
+                a, b = _attention_softmax(k, at, get, state, top)
+                _attention_values(k, at, get, state, a, b)
+                q += 4 * head_dim
+                state += at.state_bytes
+
+
+def _attention_groups(k, get):
+    """Emit (index in the chunk, number) of the groups of eight positions that a row sees."""
+    first, last = (get("before") + 1) >> 3, (get("after") - 1) >> 3
+    return first & (CHUNK // 8 - 1), last - first + 1
+
+
+def _attention_scores(k, at, field, get, q, head_dim, cap):
+    """Emit the scores of one (row, head): LOWEST where it does not see; return their maximum."""
+    full, rest = head_dim // 8, head_dim % 8
+    unroll = max(u for u in (1, 2, 3, 4, 8) if full % u == 0)
+    group, n_groups = _attention_groups(k, get)
+    keys, scores = k.scratch + group * (8 * at.row_bytes), k.scratch + (group << 5)
+    pos = k.splat_i32((get("before") + 1) & -8) + k.const_i32x8(range(8))
+    top = k.const_f32x8(LOWEST)
+    with k.loop(n_groups):
+        sums = [k.zero_f32x8() for _ in range(8)]
+
+        def accumulate(part, disp):
+            for i in range(8):
+                key = k.load_f32x8(keys, at.keys + i * at.row_bytes + disp)
+                sums[i] += k.mul_f32(key, part, to=key)
+
+        query = k.copy(q)
+        with k.loop(full // unroll):
+            for t in range(unroll):
+                accumulate(k.load_f32x8(query, 32 * t), 32 * t)
+            query += 32 * unroll
+            keys += 32 * unroll
+        if rest:
+            accumulate(k.load_f32_n(query, k.imm(rest)), 0)
+        keys += 8 * at.row_bytes - 32 * full
+        s = _eight_sums(k, sums) * field.number("scale_bits")
+        if cap:
+            s = _softcap(k, s, field.number("cap_bits"))
+        after = k.cmpgt_i32(pos, k.broadcast_i32x8(k.scratch, at.frame["before"]))
+        before = k.cmpgt_i32(k.broadcast_i32x8(k.scratch, at.frame["after"]), pos)
+        s = k.select(after & before, s, k.const_f32x8(LOWEST)).f32
+        k.max_f32(top, s, to=top)
+        k.store_f32x8(scores, s, at.scores)
+        scores += 32
+        k.add_i32(pos, k.const_i32x8(8), to=pos)
+    return k.hmax_f32(top)
+
+
+def _eight_sums(k, v):
+    """Emit the vector whose lane i is tree_sum of the lanes of v[i]."""
+    low = k.hadd_f32(k.hadd_f32(v[0], v[1]), k.hadd_f32(v[2], v[3]))
+    high = k.hadd_f32(k.hadd_f32(v[4], v[5]), k.hadd_f32(v[6], v[7]))
+    return k.halves(low, high, 0, 2) + k.halves(low, high, 1, 3)
+
+
+def _attention_softmax(k, at, get, state, m):
+    """Emit p = exp(score - m) and the new m and l of the state; return merge_chunks' a and b.
+
+    An unseen position has p = 0.  a and b are exponentials of two lanes of one vector.
+    """
+    group, n_groups = _attention_groups(k, get)
+    scores, total = k.scratch + (group << 5), k.zero_f32x8()
+    with k.loop(n_groups):
+        s = k.load_f32x8(scores, at.scores)
+        p = emit_exp(k, s - m) & k.cmp_f32(s, ">", k.const_f32x8(LOWEST))
+        k.store_f32x8(scores, p, at.scores)
+        k.add_f32(total, p, to=total)
+        scores += 32
+    old = k.load_f32x8(state, at.m)
+    new = k.max_f32(old, m)
+    both = emit_exp(k, k.blend_i32(old - new, m - new, 0b10))
+    a, b = k.broadcast_lane(both, 0), k.broadcast_lane(both, 1)
+    k.store_f32x8(state, new, at.m)
+    k.store_f32x8(state, k.load_f32x8(state, at.l) * a + k.hsum_f32(total) * b, at.l)
+    return a, b
+
+
+def _attention_values(k, at, get, state, a, b):
+    """Emit o = o * a + (sum over visible positions of p * value) * b, 64 dimensions at a time."""
+    for start in range(0, at.n_vectors, 8):
+        tile = range(start, min(start + 8, at.n_vectors))
+        index = (get("before") + 1) & (CHUNK - 1)
+        values, probs = k.scratch + index * at.row_bytes, k.scratch + (index << 2)
+        sums = [k.zero_f32x8() for _ in tile]
+        with k.loop(get("after") - get("before") - 1):
+            p = k.broadcast_f32x8(probs, at.scores)
+            for t, o in zip(tile, sums):
+                v = k.load_f32x8(values, at.values + 32 * t)
+                o += k.mul_f32(v, p, to=v)
+            values += at.row_bytes
+            probs += 4
+        for t, o in zip(tile, sums):
+            old = k.load_f32x8(state, at.o + 32 * t)
+            k.store_f32x8(state, old * a + o * b, at.o + 32 * t)
+
+
+def _attention_finish(k, at, field, get, put, head_dim):
+    """Emit the sink, if there are sinks, and out = o / l, for each (row, head) of the run."""
+    state = k.copy(k.scratch)
+    with k.loop(get("n_rows")) as rows_left:
+        head = get("head")
+        out = field.row("out", get("row") + get("n_rows") - rows_left) + head * (4 * head_dim)
+        with k.loop(field("heads")):
+            a, l, sinks = k.const_f32x8(1.0), k.load_f32x8(state, at.l), field("sinks")
+            with k.if_(sinks, "!=", 0):
+                m, sink = k.load_f32x8(state, at.m), k.broadcast_f32x8(sinks + (head << 2))
+                top = k.max_f32(m, sink)
+                both = emit_exp(k, k.blend_i32(m - top, sink - top, 0b10))
+                k.mov(a, k.broadcast_lane(both, 0))
+                k.mov(l, l * a + k.broadcast_lane(both, 1))
+            inverse = k.const_f32x8(1.0) / l
+            for t in range(at.n_vectors):
+                lanes = k.imm(head_dim % 8) if 8 * (t + 1) > head_dim else None
+                o = k.load_f32x8(state, at.o + 32 * t) * a
+                _store(k, out, o * inverse, lanes, 32 * t)
+            head += 1
+            out += 4 * head_dim
+            state += at.state_bytes
+
+
+# For sampling.  Python is too slow to look at each of 262144 logits; these leave it few.
+
+def emit_argmax(k):
+    """Emit argmax(x), the largest value, and whether any is not finite.  A chunk is one row.
+
+    x: f32 (R, n), n >= 1   out: (R, 16) bytes: i32 index, f32 value, i32 not finite (0 or 1), 0
+    Each lane keeps its largest value and where it first met it.  Index and value mean
+    nothing if some value is not finite.
+    """
+    field = Fields(k, "x", "x_row_bytes", "n", "out")
+    x, far = field.row("x", k.chunk), k.const_i32x8(2**31 - 1)
+    best, index, wild = k.const_f32x8(LOWEST), k.zero_i32x8(), k.zero_i32x8()
+    here = k.const_i32x8(range(8))
+
+    def body(lanes):
+        v = _load(k, x, lanes)
+        not_finite = k.cmpgt_i32(v & far, k.const_i32x8(0x7F7FFFFF))
+        k.or_(wild, not_finite, to=wild)
+        if lanes is not None:
+            v = k.select(_first_lanes(k, lanes), v, k.const_f32x8(LOWEST)).f32
+        k.select(k.cmp_f32(v, ">", best), here, index, to=index)
+        k.max_f32(v, best, to=best)
+        k.add_i32(here, k.const_i32x8(8), to=here)
+
+    _each_vector(k, field("n"), ((x, 32),), body)
+    top = k.hmax_f32(best)
+    first = far - k.hmax_u32(far - index & k.cmp_f32(best, "==", top))
+    out = field("out") + (k.chunk << 4)
+    k.store_i32(out, k.extract_i32(first, 0))
+    k.store_f32(out, top, 4)
+    k.store_i64(out, k.extract_i32(k.hsum_i32(wild), 0) >> 63 & 1, 8)
+
+
+def emit_compact(k):
+    """Emit the list of the elements of a row that are >= its threshold.  A chunk is one row.
+
+    x: f32 (R, n)   threshold: f32 (R,)   -> values: f32, indices: i32, both (R, capacity), and
+    counts: i64 (R,).  In order of index; all are counted, the first `capacity` are written.
+    64 elements at once are passed over where none qualifies, which is nearly everywhere.
+    """
+    field = Fields(k, "x", "x_row_bytes", "n", "threshold", "values", "indices", "capacity",
+                   "counts")
+    x, n = field.row("x", k.chunk), field("n")
+    threshold = k.broadcast_f32x8(field("threshold") + (k.chunk << 2))
+    start = k.chunk * field("capacity") << 2
+    values, indices = field("values") + start, field("indices") + start
+    count, index = k.imm(0), k.imm(0)
+
+    def look_at_each(n):
+        with k.loop(n):
+            v = k.load_f32(x)
+            with k.if_(k.extract_i32(k.cmp_f32(v, ">=", threshold), 0), "!=", 0):
+                with k.if_(count, "<", field("capacity")):
+                    k.store_f32(values, v)
+                    k.store_i32(indices, index)
+                    k.add(values, 4, to=values)
+                    k.add(indices, 4, to=indices)
+                k.add(count, 1, to=count)
+            k.add(x, 4, to=x)
+            k.add(index, 1, to=index)
+
+    with k.loop(n >> 6):
+        top = k.const_f32x8(LOWEST)
+        for i in range(8):
+            k.max_f32(k.load_f32x8(x, 32 * i), top, to=top)
+        found = k.hsum_i32(k.cmp_f32(top, ">=", threshold))
+        with k.if_(k.extract_i32(found, 0), "!=", 0):
+            look_at_each(k.imm(64))
+        with k.else_():
+            x += 256
+            index += 64
+    look_at_each(n & 63)
+    k.store_i64(field("counts") + (k.chunk << 3), count)
+
+
+# ---------------------------------------------------------------------------------------
+# 5.7 Programs and threads
 
 
 # ---------------------------------------------------------------------------------------
