@@ -2365,11 +2365,11 @@ POWERS_OF_2 = [2.0 ** n for n in range(-126, 128)]
 
 
 def exp(x):
-    """Return e to the power of each element of x; x is first clamped to EXP_MIN..EXP_MAX.
+    """Return e to the power of each element of x, rounded and clamped to EXP_MIN..EXP_MAX.
 
     Raises KshipraError for what is not a number; infinities are clamped like the rest.
     """
-    x = [EXP_MIN if v < EXP_MIN else EXP_MAX if v > EXP_MAX else v for v in x]
+    x = array("f", [EXP_MIN if v < EXP_MIN else EXP_MAX if v > EXP_MAX else v for v in x])
     check_finite(x)
     n = list(map(round, f32_scale(x, LOG2_E)))
     r = array("f", [v - k * LN2_HI for v, k in zip(x, n)])
@@ -6502,14 +6502,14 @@ def _each_vector(k, n, steps, body):
             body(lanes)
 
 
-def _load(k, pointer, lanes, disp=0):
+def _load_some(k, pointer, lanes, disp=0):
     """Emit the load of a vector of floats, or of its first lanes with zeros behind them."""
     if lanes is None:
         return k.load_f32x8(pointer, disp)
     return k.load_f32_n(pointer, lanes, disp)
 
 
-def _store(k, pointer, v, lanes, disp=0):
+def _store_some(k, pointer, v, lanes, disp=0):
     """Emit the store of a vector of floats, or of its first lanes alone."""
     if lanes is None:
         k.store_f32x8(pointer, v, disp)
@@ -6524,23 +6524,29 @@ def _first_lanes(k, lanes):
 
 # Functions of one number, eight at a time.  Their steps are those of section 4.1, in order.
 
-def emit_exp(k, x):
-    """Emit exp(x).   x: f32x8 -> f32x8
+def emit_exp(k, *xs):
+    """Emit exp(x) of one vector, or of several: then a constant is loaded once for all.
 
-    2**n is made by writing n into the exponent bits: a float32 of fraction 1 and exponent
-    n + 127 is 2**n.  No step can overflow, since x is clamped first.
+    x: f32x8 -> f32x8, or a list of them.  2**n is made by writing n into the exponent bits: a
+    float32 of fraction 1 and exponent n + 127 is 2**n.  Nothing overflows: x is clamped first.
     """
-    c = k.const_f32x8
-    x = k.min_f32(k.max_f32(x, c(EXP_MIN)), c(EXP_MAX))
-    n = k.round_f32(x * c(LOG2_E))
-    r = x - n * c(LN2_HI)
-    r = r - n * c(LN2_LO)
-    p = r * c(EXP_POLY[0])
+    def each(function, c, *lists):
+        c = k.const_f32x8(c)
+        return [function(*vectors, c) for vectors in zip(*lists)]
+
+    xs = each(k.max_f32, EXP_MIN, xs)
+    xs = each(k.min_f32, EXP_MAX, xs)
+    ns = [k.round_f32(x) for x in each(k.mul_f32, LOG2_E, xs)]
+    rs = each(lambda r, n, c: r - n * c, LN2_HI, xs, ns)
+    rs = each(lambda r, n, c: r - n * c, LN2_LO, rs, ns)
+    ps = each(k.mul_f32, EXP_POLY[0], rs)
     for coefficient in EXP_POLY[1:-1]:
-        p = (p + c(coefficient)) * r
-    p = p + c(EXP_POLY[-1])
-    y = p * (r * r) + r + c(1.0)
-    return y * ((k.f32_to_i32(n) + k.const_i32x8(127)) << 23).f32
+        ps = each(lambda p, r, c: (p + c) * r, coefficient, ps, rs)
+    ps = each(k.add_f32, EXP_POLY[-1], ps)
+    ys = each(lambda p, r, c: p * (r * r) + r + c, 1.0, ps, rs)
+    bias = k.const_i32x8(127)
+    ys = [y * (k.f32_to_i32(n) + bias << 23).f32 for y, n in zip(ys, ns)]
+    return ys if len(ys) > 1 else ys[0]
 
 
 def _silu(k, x):
@@ -6579,8 +6585,8 @@ def _elementwise(k, function, inputs=("x",), numbers=()):
     constants = [field.number(name) for name in numbers]
 
     def body(lanes):
-        values = [_load(k, pointer, lanes) for pointer in pointers[:-1]]
-        _store(k, pointers[-1], function(k, *values, *constants), lanes)
+        values = [_load_some(k, pointer, lanes) for pointer in pointers[:-1]]
+        _store_some(k, pointers[-1], function(k, *values, *constants), lanes)
 
     _each_vector(k, n, [(pointer, 32) for pointer in pointers], body)
 
@@ -6639,7 +6645,7 @@ def emit_rows(k):
     x = field.row("x", k.load_i32(field("index") + (k.chunk << 2)))
     out = field.row("out", k.chunk)
     _each_vector(k, field("n"), ((x, 32), (out, 32)),
-                 lambda lanes: _store(k, out, _load(k, x, lanes), lanes))
+                 lambda lanes: _store_some(k, out, _load_some(k, x, lanes), lanes))
 
 
 # Norms.  A row is read twice, or three times; it stays in the nearest cache.
@@ -6652,7 +6658,7 @@ def _lane_sum(k, x, n, function):
     total, x = k.zero_f32x8(), k.copy(x)
 
     def body(lanes):
-        v = function(_load(k, x, lanes))
+        v = function(_load_some(k, x, lanes))
         k.add_f32(total, v if lanes is None else v & _first_lanes(k, lanes), to=total)
 
     _each_vector(k, n, ((x, 32),), body)
@@ -6675,8 +6681,8 @@ def emit_rms_norm(k):
     with k.loop(field("runs")):
         scale = _inverse_root(k, _lane_sum(k, x, n, lambda v: v * v), length, eps)
         w = field("w")
-        _each_vector(k, n, ((x, 32), (out, 32), (w, 32)), lambda lanes: _store(
-            k, out, _load(k, x, lanes) * scale * _load(k, w, lanes), lanes))
+        _each_vector(k, n, ((x, 32), (out, 32), (w, 32)), lambda lanes: _store_some(
+            k, out, _load_some(k, x, lanes) * scale * _load_some(k, w, lanes), lanes))
         rest = (n & 7) << 2
         x += rest
         out += rest
@@ -6697,13 +6703,13 @@ def emit_layer_norm(k):
     w, b = field("w"), field("b")
 
     def normed(lanes):
-        return (_load(k, x, lanes) - mean) * scale * _load(k, w, lanes)
+        return (_load_some(k, x, lanes) - mean) * scale * _load_some(k, w, lanes)
 
     with k.if_(b, "!=", 0):
-        _each_vector(k, n, ((x, 32), (out, 32), (w, 32), (b, 32)), lambda lanes: _store(
-            k, out, normed(lanes) + _load(k, b, lanes), lanes))
+        _each_vector(k, n, ((x, 32), (out, 32), (w, 32), (b, 32)), lambda lanes: _store_some(
+            k, out, normed(lanes) + _load_some(k, b, lanes), lanes))
     with k.else_():
-        _each_vector(k, n, ((x, 32), (out, 32), (w, 32)), lambda lanes: _store(
+        _each_vector(k, n, ((x, 32), (out, 32), (w, 32)), lambda lanes: _store_some(
             k, out, normed(lanes), lanes))
 
 
@@ -6734,7 +6740,7 @@ def emit_rope(k, pairing):
             _rope_halves(k, x, out, cos, sin, half)
         rest = field("head_dim") - (half << 1)          # the dimensions that do not turn
         _each_vector(k, rest, ((x, 32), (out, 32)),
-                     lambda lanes: _store(k, out, _load(k, x, lanes), lanes))
+                     lambda lanes: _store_some(k, out, _load_some(k, x, lanes), lanes))
         short = (rest & 7) << 2
         x += short
         out += short
@@ -6746,9 +6752,9 @@ def _rope_halves(k, x, out, cos, sin, half):
     xb, outb = x + n_bytes, out + n_bytes
 
     def body(lanes):
-        a, b, c, s = (_load(k, pointer, lanes) for pointer in (x, xb, cos, sin))
-        _store(k, out, a * c - b * s, lanes)
-        _store(k, outb, a * s + b * c, lanes)
+        a, b, c, s = (_load_some(k, pointer, lanes) for pointer in (x, xb, cos, sin))
+        _store_some(k, out, a * c - b * s, lanes)
+        _store_some(k, outb, a * s + b * c, lanes)
 
     _each_vector(k, half, [(pointer, 32) for pointer in (x, xb, out, outb, cos, sin)], body)
     rest = (half & 7) << 2
@@ -6771,10 +6777,10 @@ def _rope_interleaved(k, x, out, cos, sin, half):
         return k.shuffle_i8(v, twice).f32
 
     def body(lanes):
-        v = _load(k, x, lanes)
+        v = _load_some(k, x, lanes)
         swapped = k.shuffle_i32(v, (1, 0, 3, 2))
         s = spread(sin, lanes) ^ sign
-        _store(k, out, v * spread(cos, lanes) + swapped * s, lanes)
+        _store_some(k, out, v * spread(cos, lanes) + swapped * s, lanes)
 
     n = half << 1
     _each_vector(k, n, ((x, 32), (out, 32), (cos, 16), (sin, 16)), body)
@@ -6842,49 +6848,56 @@ def emit_kv_store(k, kv_type, head_dim):
             to += step
 
 
-# Attention.  A unit of work is a few rows times a few query heads that share one kv head.
-# Rows of the unit that lie next to each other and belong to one sequence form a run.  For a
-# run, chunk after chunk of 64 positions:
+# Attention.  A unit of work is a few rows times a few query heads that share one kv head;
+# each (row, head) is a pair.  Rows of the unit that lie next to each other and belong to one
+# sequence form a run.  For a run, chunk after chunk of 64 positions:
 #
-#   1. keys and values of the chunk are brought from the pages to the scratch, as float32:
-#      one after another, whatever the pages' size and type, short vectors filled with zeros;
-#   2. each (row, head) of the run attends to the chunk (attend_chunk), and
-#   3. merges what it found into its state: m, l and the sum o (merge_chunks).
+#   load     keys and values come from the pages to the scratch, as float32: one after another,
+#            whatever the pages' size and type, short vectors filled up with zeros
+#   scores   of each pair that sees some of the chunk       \
+#   softmax  m, l and p = exp(score - m), in their place      } attend_chunk, merge_chunks
+#   values   o, merged into the state of the pair           /
 #
-# Bringing a chunk costs as much as one (row, head) spends on it, so a unit should have
-# several.  A state that has seen nothing is m = LOWEST, l = 0, o = 0: merging a chunk into it
-# gives that chunk's own m, l and o, to the bit, as exp(0) = 1 and 0 * exp(-87) + y = y.
+# Step by step for all pairs, and not pair by pair: so the nearest cache has to hold the keys
+# or the values, not both.  Scores and values go by two pairs at once: each vector of a key or
+# value, once loaded, serves two.  The positions of a run are those that any of its rows sees;
+# one that a pair does not see has score LOWEST and p = 0, and adds 0 * value to o, which
+# changes nothing (o is never -0.0, values are finite).
 #
-# Scores are taken for eight keys at once: eight accumulators, a multiplication and an
-# addition a vector of key.  Then three levels of pairwise additions turn eight vectors of
-# lane sums into one vector of eight scores, in the order of tree_sum.
+# A state that has seen nothing is m = LOWEST, l = 0, o = 0: merging a chunk into it gives that
+# chunk's own m, l and o, to the bit, since exp(0) = 1 and 0 * exp(-87) + y = y.
+#
+# Eight accumulators hold the lane sums of eight keys (or of four, for two pairs).  Three levels
+# of pairwise additions turn them into one vector of eight scores, in the order of tree_sum.
 
 LOWEST = f32(-3.4028234663852886e38)        # the lowest finite float32
 ATTENTION_PAIRS = 64                        # rows * heads of a unit, at most
 
 
 class AttentionScratch:
-    """What lies where in the scratch of attention: byte offsets.
+    """What lies where in the scratch of attention: byte offsets, in the order of the chapter.
 
     row_bytes: of a key or value, padded to whole vectors
-    state: m (in eight lanes), l (in eight lanes), o (padded)
+    frame: whole numbers that would otherwise occupy registers
+    pairs: for each pair that sees the chunk: address of q, last unseen position before, first
+    after, address of the state.  The offsets m .. o are within a state; m, l: in eight lanes.
     """
 
     FRAME = ("head", "row", "n_rows", "table", "lowest", "highest", "back", "k_addr", "v_step",
-             "pos", "last", "before", "after")
+             "pos", "last", "n_pairs")
+    Q, BEFORE, AFTER, STATE, PAIR_BYTES = 0, 8, 16, 24, 32
 
     def __init__(self, head_dim):
         self.n_vectors = -(-head_dim // 8)
         self.row_bytes = 32 * self.n_vectors
         self.keys = 0
         self.values = self.keys + CHUNK * self.row_bytes
-        self.scores = self.values + CHUNK * self.row_bytes
-        self.spare = self.scores + 4 * CHUNK
-        frame = self.spare + 32
-        self.frame = {name: frame + 8 * i for i, name in enumerate(self.FRAME)}
-        self.states = (frame + 8 * len(self.FRAME) + 63) & -64
-        self.m, self.l, self.o = self.states, self.states + 32, self.states + 64
-        self.state_bytes = 64 + self.row_bytes
+        self.spare = self.values + CHUNK * self.row_bytes
+        self.frame = {name: self.spare + 32 + 8 * i for i, name in enumerate(self.FRAME)}
+        self.pairs = self.spare + 32 + 8 * len(self.FRAME)
+        self.states = self.pairs + ATTENTION_PAIRS * self.PAIR_BYTES
+        self.m, self.l, self.factors, self.scores, self.o = 0, 32, 64, 96, 96 + 4 * CHUNK
+        self.state_bytes = self.o + self.row_bytes
         self.n_bytes = self.states + ATTENTION_PAIRS * self.state_bytes
 
 
@@ -6913,22 +6926,36 @@ def emit_attention(k, kv_type, head_dim, cap=False):
         k.store_i64(k.scratch, value, at.frame[name])
 
     tools = k, at, field, get, put
-    row_left = _attention_unit(*tools, head_dim * VALUE_BYTES[kv_type])
-    with k.while_(row_left, ">", 0):
-        _attention_run(*tools, row_left)
+    rows_left = _attention_unit(*tools, head_dim * VALUE_BYTES[kv_type])
+    with k.while_(rows_left, ">", 0):
+        _attention_run(*tools, rows_left)
         pos = get("lowest") & -8
         put("pos", pos)
         left = get("highest") + 1 - pos
         with k.while_(left, ">", 0):
             put("last", k.min(get("pos") | (CHUNK - 1), get("highest")))
             _attention_load(*tools, kv_type, head_dim)
-            _attention_rows(*tools, head_dim, cap)
+            _attention_pairs(*tools, head_dim)
+            _by_twos(*tools, lambda pair, n: _attention_scores(*tools, pair, n, head_dim, cap))
+            with k.loop(get("n_pairs")) as i:
+                _attention_softmax(*tools, k.scratch + (i - 1 << 5))
+            _by_twos(*tools, lambda pair, n: _attention_values(*tools, pair, n))
             pos = get("last") + 1
             put("pos", pos)
             k.sub(get("highest") + 1, pos, to=left)
         _attention_finish(*tools, head_dim)
         put("row", get("row") + get("n_rows"))
-        k.sub(row_left, get("n_rows"), to=row_left)
+        k.sub(rows_left, get("n_rows"), to=rows_left)
+
+
+def _by_twos(k, at, field, get, put, body):
+    """Emit body(pair, 2) for two pairs after two, and body(pair, 1) for the one left over."""
+    pair, n = k.copy(k.scratch), get("n_pairs")
+    with k.loop(n >> 1):
+        body(pair, 2)
+        pair += 2 * at.PAIR_BYTES
+    with k.if_(get("n_pairs") & 1, "!=", 0):
+        body(pair, 1)
 
 
 def _attention_unit(k, at, field, get, put, vector_bytes):
@@ -6953,7 +6980,7 @@ def _attention_unit(k, at, field, get, put, vector_bytes):
     return k.min(field("n_rows") - row, field("rows"))
 
 
-def _attention_run(k, at, field, get, put, row_left):
+def _attention_run(k, at, field, get, put, rows_left):
     """Emit the search for the rows from `row` that share a table, and clear their states.
 
     n_rows: how many   lowest, highest: the positions that one or another of them sees
@@ -6961,7 +6988,7 @@ def _attention_run(k, at, field, get, put, row_left):
     row = get("row")
     tables, positions = field("tables") + (row << 3), field("positions") + (row << 2)
     table, n_rows = k.load_i64(tables), k.imm(0)
-    lowest, highest, left = k.imm(2**40), k.imm(-1), k.copy(row_left)
+    lowest, highest, left = k.imm(2**40), k.imm(-1), k.copy(rows_left)
     with k.while_(left, ">", 0):
         with k.if_(k.load_i64(tables), "==", table):
             pos = k.load_i32(positions)
@@ -6976,10 +7003,11 @@ def _attention_run(k, at, field, get, put, row_left):
     for name, value in (("table", table), ("n_rows", n_rows), ("lowest", lowest),
                         ("highest", highest)):
         put(name, value)
-    state, zero = k.copy(k.scratch), k.zero_f32x8()
+    state, zero = k.scratch + at.states, k.zero_f32x8()
     with k.loop(n_rows * field("heads")):
         k.store_f32x8(state, k.const_f32x8(LOWEST), at.m)
-        for disp in range(at.l, at.o + at.row_bytes, 32):
+        k.store_f32x8(state, zero, at.l)
+        for disp in range(at.o, at.o + at.row_bytes, 32):
             k.store_f32x8(state, zero, disp)
         state += at.state_bytes
 
@@ -7020,69 +7048,87 @@ def _attention_load(k, at, field, get, put, kv_type, head_dim):
             entry += 4
 
 
-def _attention_rows(k, at, field, get, put, head_dim, cap):
-    """Emit steps 2 and 3 for each (row, head) of the run that sees some of the chunk."""
+def _attention_pairs(k, at, field, get, put, head_dim):
+    """Emit the list of the pairs that see some of the positions pos..last."""
+    pair, n_pairs = k.copy(k.scratch), k.imm(0)
     with k.loop(get("n_rows")) as rows_left:
         i = get("n_rows") - rows_left
         row = get("row") + i
         pos = k.load_i32(field("positions") + (row << 2))
-        first = k.max(k.max(pos + 1 - get("back"), 0), get("pos"))
-        last = k.min(pos, get("last"))
-        with k.if_(first, "<=", last):
-            put("before", first - 1)
-            put("after", last + 1)
-            state = k.scratch + i * field("heads") * at.state_bytes
-            q = field.row("q", row) + get("head") * (4 * head_dim)
-            with k.loop(field("heads")):
-                top = _attention_scores(k, at, field, get, q, head_dim, cap)
-                a, b = _attention_softmax(k, at, get, state, top)
-                _attention_values(k, at, get, state, a, b)
-                q += 4 * head_dim
-                state += at.state_bytes
+        before, after = k.max(pos - get("back"), -1), pos + 1
+        with k.if_(before, "<", get("last")):
+            with k.if_(after, ">", get("pos")):
+                state = k.scratch + at.states + i * field("heads") * at.state_bytes
+                q = field.row("q", row) + get("head") * (4 * head_dim)
+                with k.loop(field("heads")):
+                    for disp, value in ((at.Q, q), (at.BEFORE, before), (at.AFTER, after),
+                                        (at.STATE, state)):
+                        k.store_i64(pair, value, at.pairs + disp)
+                    q += 4 * head_dim
+                    state += at.state_bytes
+                    k.add(pair, at.PAIR_BYTES, to=pair)
+                    k.add(n_pairs, 1, to=n_pairs)
+    put("n_pairs", n_pairs)
 
 
-def _attention_groups(k, get):
-    """Emit (index in the chunk, number) of the groups of eight positions that a row sees."""
-    first, last = (get("before") + 1) >> 3, (get("after") - 1) >> 3
-    return first & (CHUNK // 8 - 1), last - first + 1
+def _groups(k, get):
+    """Emit (index of the first position in its chunk, number of groups of eight)."""
+    pos = get("pos")
+    return pos & (CHUNK - 1), ((get("last") - pos) >> 3) + 1
 
 
-def _attention_scores(k, at, field, get, q, head_dim, cap):
-    """Emit the scores of one (row, head): LOWEST where it does not see; return their maximum."""
-    full, rest = head_dim // 8, head_dim % 8
+def _attention_scores(k, at, field, get, put, pair, n, head_dim, cap):
+    """Emit the scores of n pairs, LOWEST where they do not see, and leave the largest, lane by
+    lane, in `factors`.
+
+    With n = 2 the eight accumulators are four keys of one pair, then the same four of the other.
+    """
+    full, rest, n_keys = head_dim // 8, head_dim % 8, 8 // n
     unroll = max(u for u in (1, 2, 3, 4, 8) if full % u == 0)
-    group, n_groups = _attention_groups(k, get)
-    keys, scores = k.scratch + group * (8 * at.row_bytes), k.scratch + (group << 5)
-    pos = k.splat_i32((get("before") + 1) & -8) + k.const_i32x8(range(8))
-    top = k.const_f32x8(LOWEST)
+    index, n_groups = _groups(k, get)
+    keys, pos = k.scratch + index * at.row_bytes, get("pos")
+    tops = [k.const_f32x8(LOWEST) for _ in range(n)]
     with k.loop(n_groups):
-        sums = [k.zero_f32x8() for _ in range(8)]
+        parts = []
+        for first in range(0, 8, n_keys):
+            sums = [k.zero_f32x8() for _ in range(8)]
+            queries = [k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.Q) for i in range(n)]
 
-        def accumulate(part, disp):
-            for i in range(8):
-                key = k.load_f32x8(keys, at.keys + i * at.row_bytes + disp)
-                sums[i] += k.mul_f32(key, part, to=key)
+            def accumulate(lanes, disp):
+                parts = [_load_some(k, query, lanes, disp) for query in queries]
+                for i in range(n_keys):
+                    key = k.load_f32x8(keys, at.keys + (first + i) * at.row_bytes + disp)
+                    for j, part in enumerate(parts):
+                        product = k.mul_f32(key, part, to=key if j == n - 1 else None)
+                        sums[j * n_keys + i] += product
 
-        query = k.copy(q)
-        with k.loop(full // unroll):
-            for t in range(unroll):
-                accumulate(k.load_f32x8(query, 32 * t), 32 * t)
-            query += 32 * unroll
-            keys += 32 * unroll
-        if rest:
-            accumulate(k.load_f32_n(query, k.imm(rest)), 0)
-        keys += 8 * at.row_bytes - 32 * full
-        s = _eight_sums(k, sums) * field.number("scale_bits")
-        if cap:
-            s = _softcap(k, s, field.number("cap_bits"))
-        after = k.cmpgt_i32(pos, k.broadcast_i32x8(k.scratch, at.frame["before"]))
-        before = k.cmpgt_i32(k.broadcast_i32x8(k.scratch, at.frame["after"]), pos)
-        s = k.select(after & before, s, k.const_f32x8(LOWEST)).f32
-        k.max_f32(top, s, to=top)
-        k.store_f32x8(scores, s, at.scores)
-        scores += 32
-        k.add_i32(pos, k.const_i32x8(8), to=pos)
-    return k.hmax_f32(top)
+            with k.loop(full // unroll):
+                for t in range(unroll):
+                    accumulate(None, 32 * t)
+                for pointer in (keys, *queries):
+                    k.add(pointer, 32 * unroll, to=pointer)
+            if rest:
+                accumulate(k.imm(rest), 0)
+            keys -= 32 * full
+            parts.append(_eight_sums(k, sums))
+        if n == 2:
+            parts = [k.halves(*parts, 0, 2), k.halves(*parts, 1, 3)]
+        keys += 8 * at.row_bytes
+        lanes = k.splat_i32(pos) + k.const_i32x8(range(8))
+        for i, s in enumerate(parts):
+            s = s * field.number("scale_bits")
+            if cap:
+                s = _softcap(k, s, field.number("cap_bits"))
+            disp = at.pairs + at.PAIR_BYTES * i
+            seen = k.cmpgt_i32(lanes, k.broadcast_i32x8(pair, disp + at.BEFORE))
+            seen &= k.cmpgt_i32(k.broadcast_i32x8(pair, disp + at.AFTER), lanes)
+            s = k.select(seen, s, k.const_f32x8(LOWEST)).f32
+            k.max_f32(tops[i], s, to=tops[i])
+            to = k.load_i64(pair, disp + at.STATE) + ((pos & (CHUNK - 1)) << 2)
+            k.store_f32x8(to, s, at.scores)
+        pos += 8
+    for i, top in enumerate(tops):
+        k.store_f32x8(k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.STATE), top, at.factors)
 
 
 def _eight_sums(k, v):
@@ -7092,50 +7138,72 @@ def _eight_sums(k, v):
     return k.halves(low, high, 0, 2) + k.halves(low, high, 1, 3)
 
 
-def _attention_softmax(k, at, get, state, m):
-    """Emit p = exp(score - m) and the new m and l of the state; return merge_chunks' a and b.
+def _attention_softmax(k, at, field, get, put, pair):
+    """Emit p = exp(score - m), 0 where the pair does not see, and the new m and l of the state.
 
-    An unseen position has p = 0.  a and b are exponentials of two lanes of one vector.
+    factors: the a and b of merge_chunks, exponentials of two lanes of one vector.
     """
-    group, n_groups = _attention_groups(k, get)
-    scores, total = k.scratch + (group << 5), k.zero_f32x8()
-    with k.loop(n_groups):
-        s = k.load_f32x8(scores, at.scores)
-        p = emit_exp(k, s - m) & k.cmp_f32(s, ">", k.const_f32x8(LOWEST))
-        k.store_f32x8(scores, p, at.scores)
-        k.add_f32(total, p, to=total)
-        scores += 32
+    state = k.load_i64(pair, at.pairs + at.STATE)
+    index, n_groups = _groups(k, get)
+    scores = state + (index << 2)
+    m, total = k.hmax_f32(k.load_f32x8(state, at.factors)), k.zero_f32x8()
+
+    def some(n):
+        s = [k.load_f32x8(scores, at.scores + 32 * i) for i in range(n)]
+        p = emit_exp(k, *[x - m for x in s])
+        for i, (x, y) in enumerate(zip(s, p if n > 1 else [p])):
+            y &= k.cmp_f32(x, ">", k.const_f32x8(LOWEST))
+            k.store_f32x8(scores, y, at.scores + 32 * i)
+            k.add_f32(total, y, to=total)
+        k.add(scores, 32 * n, to=scores)
+
+    with k.loop(n_groups >> 1):
+        some(2)
+    with k.if_(n_groups & 1, "!=", 0):
+        some(1)
     old = k.load_f32x8(state, at.m)
     new = k.max_f32(old, m)
-    both = emit_exp(k, k.blend_i32(old - new, m - new, 0b10))
-    a, b = k.broadcast_lane(both, 0), k.broadcast_lane(both, 1)
+    factors = emit_exp(k, k.blend_i32(old - new, m - new, 0b10))
     k.store_f32x8(state, new, at.m)
-    k.store_f32x8(state, k.load_f32x8(state, at.l) * a + k.hsum_f32(total) * b, at.l)
-    return a, b
+    k.store_f32x8(state, factors, at.factors)
+    l = k.load_f32x8(state, at.l) * k.broadcast_lane(factors, 0)
+    k.store_f32x8(state, l + k.hsum_f32(total) * k.broadcast_lane(factors, 1), at.l)
 
 
-def _attention_values(k, at, get, state, a, b):
-    """Emit o = o * a + (sum over visible positions of p * value) * b, 64 dimensions at a time."""
-    for start in range(0, at.n_vectors, 8):
-        tile = range(start, min(start + 8, at.n_vectors))
-        index = (get("before") + 1) & (CHUNK - 1)
-        values, probs = k.scratch + index * at.row_bytes, k.scratch + (index << 2)
-        sums = [k.zero_f32x8() for _ in tile]
-        with k.loop(get("after") - get("before") - 1):
-            p = k.broadcast_f32x8(probs, at.scores)
-            for t, o in zip(tile, sums):
-                v = k.load_f32x8(values, at.values + 32 * t)
-                o += k.mul_f32(v, p, to=v)
-            values += at.row_bytes
-            probs += 4
-        for t, o in zip(tile, sums):
-            old = k.load_f32x8(state, at.o + 32 * t)
-            k.store_f32x8(state, old * a + o * b, at.o + 32 * t)
+def _attention_values(k, at, field, get, put, pair, n):
+    """Emit o = o * a + (sum of p * value) * b for n pairs, 8 / n vectors of o at a time."""
+    states = [k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.STATE) for i in range(n)]
+    for start in range(0, at.n_vectors, 8 // n):
+        tile = range(start, min(start + 8 // n, at.n_vectors))
+        first = k.max(get("pos"), get("lowest"))
+        n_values, index = get("last") + 1 - first, first & (CHUNK - 1)
+        values, probs = k.scratch + index * at.row_bytes, [s + (index << 2) for s in states]
+        sums = [[k.zero_f32x8() for _ in tile] for _ in states]
+
+        def add_values(count):
+            for j in range(count):
+                ps = [k.broadcast_f32x8(p, at.scores + 4 * j) for p in probs]
+                for i, t in enumerate(tile):
+                    v = k.load_f32x8(values, at.values + j * at.row_bytes + 32 * t)
+                    for p, o in zip(ps, sums):
+                        o[i] += k.mul_f32(v, p, to=v if p is ps[-1] else None)
+            for pointer, n_bytes in ((values, at.row_bytes), *[(p, 4) for p in probs]):
+                k.add(pointer, count * n_bytes, to=pointer)
+
+        with k.loop(n_values >> 2):
+            add_values(4)
+        with k.loop(n_values & 3):
+            add_values(1)
+        for state, o in zip(states, sums):
+            a, b = (k.broadcast_f32x8(state, at.factors + 4 * i) for i in (0, 1))
+            for i, t in enumerate(tile):
+                old = k.load_f32x8(state, at.o + 32 * t)
+                k.store_f32x8(state, old * a + o[i] * b, at.o + 32 * t)
 
 
 def _attention_finish(k, at, field, get, put, head_dim):
-    """Emit the sink, if there are sinks, and out = o / l, for each (row, head) of the run."""
-    state = k.copy(k.scratch)
+    """Emit the sink, if there are sinks, and out = o / l, for each pair of the run."""
+    state = k.scratch + at.states
     with k.loop(get("n_rows")) as rows_left:
         head = get("head")
         out = field.row("out", get("row") + get("n_rows") - rows_left) + head * (4 * head_dim)
@@ -7151,7 +7219,7 @@ def _attention_finish(k, at, field, get, put, head_dim):
             for t in range(at.n_vectors):
                 lanes = k.imm(head_dim % 8) if 8 * (t + 1) > head_dim else None
                 o = k.load_f32x8(state, at.o + 32 * t) * a
-                _store(k, out, o * inverse, lanes, 32 * t)
+                _store_some(k, out, o * inverse, lanes, 32 * t)
             head += 1
             out += 4 * head_dim
             state += at.state_bytes
@@ -7172,7 +7240,7 @@ def emit_argmax(k):
     here = k.const_i32x8(range(8))
 
     def body(lanes):
-        v = _load(k, x, lanes)
+        v = _load_some(k, x, lanes)
         not_finite = k.cmpgt_i32(v & far, k.const_i32x8(0x7F7FFFFF))
         k.or_(wild, not_finite, to=wild)
         if lanes is not None:
