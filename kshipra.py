@@ -4572,6 +4572,7 @@ def _x86_rows(isa):
         "shl_i16": _shift_vector("vpsllw", 6), "shr_i16": _shift_vector("vpsrlw", 2),
         "sar_i16": _shift_vector("vpsraw", 4),
         "widen_i8x16": _vload("vpmovsxbw"), "widen_u8x16": _vload("vpmovzxbw"),
+        "f16_to_f32": _two("vcvtph2ps"),
         "extend_i8": _extend("vpmovsxbw"), "extend_u8": _extend("vpmovzxbw"),
         "extend_i16": _extend("vpmovsxwd"), "extend_u16": _extend("vpmovzxwd"),
         "madd": _three("vpmaddwd"),
@@ -5012,6 +5013,7 @@ _NEON_RECIPES = {
                 + "".join([f"ext.16b t {d} {d} 8; fcmgt.4s u {d} t; bif.16b {d} t u;"
                            f"rev64.4s t {d}; fcmgt.4s u {d} t; bif.16b {d} t u;" for d in ("d0", "d1")]),
     "load_f16x8": "ldr.q d1 *; fcvtl.4s d0 d1; fcvtl2.4s d1 d1",
+    "f16_to_f32": "fcvtl2.4s d1 a0; fcvtl.4s d0 a0",
     "load_bf16x8": "ldr.q d1 *; shll.4s d0 d1; shll2.4s d1 d1",
     "store_f16x8": "fcvtn.4h t b0; fcvtn2.8h t b1; str.q t *",
     # i32x8
@@ -6144,14 +6146,9 @@ def emit_add_dot(k, y, dot, scale, low, x, at, sub, disp=0):
         y += low * k.broadcast_f32x8(x, record + ACT_SCALED[sub][at % 32 // sub])
 
 
-def emit_row_groups(k, w, n_out, chunk_rows, row_bytes, lanes):
-    """Return the registers (row, end, last) of a loop over groups of eight rows.
-
-    The loop runs while row < end; a group starts at min(row, last), so that the last group
-    ends at the last row and some rows are computed twice.
-    """
-    row = k.chunk * chunk_rows
-    return row, k.min(row + chunk_rows, n_out), n_out - lanes
+def emit_reload(k, name):
+    """Return the field `name`, loaded again: cheaper than a register kept through inner loops."""
+    return k.load_i64(k.args_pointer, 8 * list(k.fields).index(name))
 
 
 def emit_matvec(k, format, n_in, lanes=8):
@@ -6159,19 +6156,20 @@ def emit_matvec(k, format, n_in, lanes=8):
 
     w: packed rows of n_in weights   x: records of one row   y: f32 (n_out,)
     lanes: 8, or n_out if that is less; then the surplus lanes repeat the last row.
-    The group of rows after this one is fetched ahead while this one is computed.
+    Rows are taken in groups of eight; the last group ends at the last row, so that some rows
+    may be computed twice.  The next group is fetched ahead while this one is computed.
     n_rows and y_stride are there to have emit_matmul's arguments.
     """
-    w, x, y, n_out, chunk_rows, _, _ = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows",
-                                              "y_stride")
+    n_out, chunk_rows = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")[3:5]
     row_bytes, block_bytes = format.n_bytes(n_in), format.block_bytes
     steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
-    row, end, last = emit_row_groups(k, w, n_out, chunk_rows, row_bytes, lanes)
+    row = k.chunk * chunk_rows
+    end = k.min(row + chunk_rows, n_out)
     with k.while_(row, "<", end):
-        first = k.min(row, last)
-        base = w + first * row_bytes
+        first = k.min(row, emit_reload(k, "n_out") - lanes)
+        base = emit_reload(k, "w") + first * row_bytes
         ahead = base + 8 * row_bytes
-        out = Products(k, format, k.copy(x), k.zero_f32x8())
+        out = Products(k, format, emit_reload(k, "x"), k.zero_f32x8())
         block = EightRuns(k, base, steps)
         with k.loop(n_in // format.block_len):
             for line in range(0, 8 * block_bytes, 64):
@@ -6181,7 +6179,8 @@ def emit_matvec(k, format, n_in, lanes=8):
             emit_codes(k, format, block, out)
             base += block_bytes
             ahead += 8 * block_bytes
-        emit_store_lanes(k, y + (first << 2), out.y, lanes)
+        first = k.min(row, emit_reload(k, "n_out") - lanes)
+        emit_store_lanes(k, emit_reload(k, "y") + (first << 2), out.y, lanes)
         row += 8
 
 
@@ -6280,30 +6279,33 @@ def emit_matmul(k, format, n_in, lanes=8):
     bytes apart.  chunk_rows: a multiple of 8.  scratch: matmul_scratch_bytes.
     lanes: 8, or n_out if that is less; then the surplus lanes repeat the last row.
     """
-    w, x, y, n_out, chunk_rows, rows_left, y_stride = k.args(
-        "w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")
+    n_out, chunk_rows = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")[3:5]
     row_bytes = format.n_bytes(n_in)
     steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
-    row, end, last = emit_row_groups(k, w, n_out, chunk_rows, row_bytes, lanes)
+    row = k.chunk * chunk_rows
+    end = k.min(row + chunk_rows, n_out)
     panel = k.copy(k.scratch)
     with k.while_(row, "<", end):
-        base = w + k.min(row, last) * row_bytes
-        emit_panel(k, format, EightRuns(k, base, steps), n_in // format.block_len, panel)
+        first = k.min(row, emit_reload(k, "n_out") - lanes)
+        block = EightRuns(k, emit_reload(k, "w") + first * row_bytes, steps)
+        emit_panel(k, format, block, n_in // format.block_len, panel)
         row += 8
+    x, y, rows_left = [emit_reload(k, name) for name in ("x", "y", "n_rows")]
     x_step = rows_left << 6
     for n_columns in TILES:
         with k.while_(rows_left, ">=", n_columns):
             k.mov(panel, k.scratch)
-            k.mov(row, k.chunk * chunk_rows)
+            k.mov(row, k.chunk * emit_reload(k, "chunk_rows"))
             with k.while_(row, "<", end):
                 tile = emit_tile(k, format, n_in, panel, k.copy(x), x_step, n_columns)
-                out = y + (k.min(row, last) << 2)
+                out = y + (k.min(row, emit_reload(k, "n_out") - lanes) << 2)
+                y_stride = emit_reload(k, "y_stride")
                 for v in tile:
                     emit_store_lanes(k, out, v, lanes)
                     out += y_stride
                 row += 8
             x += ACT_RECORD * n_columns
-            y += y_stride * n_columns
+            y += emit_reload(k, "y_stride") * n_columns
             rows_left -= n_columns
 
 

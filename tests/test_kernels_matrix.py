@@ -23,27 +23,24 @@ def interpreted(kernel, args, chunk, scratch):
 
 def native(isa):
     def run(kernel, args, chunk, scratch):
-        function, reason = compiled(kernel, isa)
-        assert function, reason
-        function(args.buffer_info()[0], chunk, scratch)
+        compiled(kernel, isa)(args.buffer_info()[0], chunk, scratch)
     return run
 
 
-_compiled = {}
+_compiled = {}                          # (id of kernel, isa) -> kernel, code, function
 
 
 def compiled(kernel, isa):
     key = id(kernel), isa
     if key not in _compiled:
-        _compiled[key] = kernel, kshipra.compile_kernel(kernel, isa)
-    return _compiled[key][1]
+        code, reason = kshipra.compile_kernels([kernel], isa)
+        assert code, reason
+        _compiled[key] = kernel, code, code.function(0)
+    return _compiled[key][2]
 
 
-ISAS = [isa for isa in ("avx2", "vnni", "neon", "neon_dot")
-        if isa in getattr(kshipra, "available_isas", list)()]
 RUNS = [pytest.param(interpreted, id="interpreted")] + [
-    pytest.param(native(isa), id=isa) for isa in ISAS]
-slow_unless_native = pytest.mark.parametrize("run", RUNS)
+    pytest.param(native(isa), id=isa) for isa in kshipra.host_instruction_sets()[0]]
 
 
 @functools.lru_cache(maxsize=None)
