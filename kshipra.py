@@ -3711,11 +3711,14 @@ def _emit(kernel, encoder, before_each=None):
 def listing(kernel, isa, abi=None):
     """Return a kernel as text: each operation, and below it offset, bytes and assembly.
 
-    The encoder's emitting methods are wrapped to note what they are called with, so that nothing
-    is spent on text unless it is asked for.
+    The emitting methods of an encoder are wrapped to note what they are called with, so that
+    nothing is spent on text unless it is asked for.  That of arm64 has none: its words can be read.
     """
     encoder = ENCODERS[isa](isa, abi or host_abi())
-    notes, depth = [], 0                    # (offset, emitter or None, what it was given)
+    notes, depth = [(0, None, ("begin",))], 0       # (offset, emitter or None, what it was given)
+
+    def place():
+        return encoder.unit_bytes * len(encoder.code)
 
     def wrapped(name):
         emit = getattr(encoder, name)
@@ -3723,7 +3726,7 @@ def listing(kernel, isa, abi=None):
         def noting(*operands):
             nonlocal depth
             if depth == 0:                  # an emitter may use another one
-                notes.append((len(encoder.code), name, operands))
+                notes.append((place(), name, operands))
             depth += 1
             emit(*operands)
             depth -= 1
@@ -3731,17 +3734,20 @@ def listing(kernel, isa, abi=None):
 
     for name in encoder.EMITTERS:
         setattr(encoder, name, wrapped(name))
-    _emit(kernel, encoder, lambda instruction: notes.append((len(encoder.code), None, instruction)))
-    notes.append((len(encoder.code), None, ("end",)))
+    _emit(kernel, encoder, lambda instruction: notes.append((place(), None, instruction)))
+    notes.append((place(), None, ("end",)))
     code = encoder.finish()
     ends = [note[0] for note in notes[1:]] + [encoder.n_code_bytes]
     lines = [f"; {kernel.name} for {isa}, {encoder.abi}: {len(code)} bytes"]
     for (start, name, operands), end in zip(notes, ends):
         if name is None:
             lines.append("; " + " ".join([operands[0], ", ".join(map(str, operands[1:]))]).strip())
+            parts = [(at, code[at:at + 4]) for at in range(start, end, 4)]      # none if noted
+            texts = [encoder.disassemble(data) for _, data in parts]
         else:
-            text = encoder.text(name, operands, code[start:end])
-            lines.append(f"{start:04x}  {code[start:end].hex(' '):<30}  {text}")
+            parts, texts = [(start, code[start:end])], [encoder.text(name, operands, code[start:end])]
+        for (at, data), text in zip(parts, texts):
+            lines.append(f"{at:04x}  {data.hex(' '):<30}  {text}")
     if len(code) > encoder.n_code_bytes:
         lines.append(f"{encoder.n_code_bytes:04x}  constants: {code[encoder.n_code_bytes:].hex(' ')}")
     return "\n".join(lines)
@@ -3892,6 +3898,7 @@ class X86:
     """
 
     n_vectors = 16
+    unit_bytes = 1                                # code is a bytearray
 
     def __init__(self, isa, abi):
         self.isa, self.abi = isa, abi
@@ -4618,6 +4625,892 @@ ENCODERS.update(avx2=X86, vnni=X86, avxvnni=X86)
 
 # ---------------------------------------------------------------------------------------
 # 5.3 arm64
+#
+# An arm64 instruction is one word of 32 bits, always.  The word is cut into fields: some bits say
+# which operation, others which registers.  This one adds two registers of four float32 lanes,
+# `fadd v3.4s, v1.4s, v2.4s`:
+#
+#      31         21 20   16 15    10 9     5 4     0
+#     +-------------+-------+--------+-------+-------+
+#     | 01001110001 | mmmmm | 110101 | nnnnn | ddddd |      v_d = v_n + v_m
+#     +-------------+-------+--------+-------+-------+
+#       operation      2                1       3
+#
+# The one idea: the table below draws every word that we use just so, as 32 characters in which a
+# 0 or 1 is meant and a run of letters is a field (a capital: a signed one).  Beside it stands the
+# text, a format string of the same letters.  From the picture comes the function that makes the
+# word; the listing goes the other way, finds the picture that a word fits and fills in the text.
+#
+# NEON, the vector part, has 32 registers v0..v31 of 128 bits: our 256-bit register number p is
+# the pair v2p (low half), v2p+1 (high half), and most operations are one instruction for each.
+#
+#     x0..x14, x19..x28   whole numbers and addresses; x0, x1, x2 hold our parameters on entry
+#     x15, x16, x17       ours for the length of one operation: constants, addresses far away
+#     x18                 belongs to the system on macOS and Windows; x29, x30 frame and return
+#     v8..v15, x19..x28   must be left as found (of v8..v15 only the low 64 bits)
+#
+# Source: Arm Architecture Reference Manual (DDI 0487), C4 for the words, C6 and C7 for what they
+# do; Procedure Call Standard for the Arm 64-bit Architecture (IHI 0055), section 6.
+
+_CONDITIONS = "eq ne hs lo mi pl vs vc hi ls ge lt gt le al".split()
+_CONDITION = {how: _CONDITIONS.index(name) for how, name in
+              (("<", "lt"), ("<=", "le"), (">", "gt"), (">=", "ge"), ("==", "eq"), ("!=", "ne"))}
+
+
+def _bitmask_bits(value):
+    """Return the 13 bits N:immr:imms of an `and` with a constant, or None if it has none.
+
+    Such a constant is a run of ones, rotated, in an element of 2, 4 ... 64 bits that repeats:
+    imms says how long the element and (less one) the run, immr how far it turns to the right.
+    """
+    value &= 2**64 - 1
+    if value in (0, 2**64 - 1):
+        return None
+    size = 64
+    while size > 2 and (value >> size // 2) & ((1 << size // 2) - 1) == value & ((1 << size // 2) - 1):
+        size //= 2
+        value &= (1 << size) - 1
+    ones = bin(value).count("1")
+    run = (1 << ones) - 1
+    for turn in range(size):
+        if ((run >> turn) | (run << (size - turn))) & ((1 << size) - 1) == value:
+            return (size == 64) << 12 | turn << 6 | ((-size << 1) & 63 | ones - 1) & 63
+    return None
+
+
+def _bitmask_value(bits):
+    """Return the constant that `_bitmask_bits` encodes."""
+    size = 1 << ((bits >> 12 << 6 | ~bits & 63).bit_length() - 1)
+    turn, ones = (bits >> 6) & (size - 1), (bits & (size - 1)) + 1
+    run = (1 << ones) - 1
+    element = ((run >> turn) | (run << (size - turn))) & ((1 << size) - 1)
+    return sum([element << i for i in range(0, 64, size)])
+
+
+# Loads and stores come in two forms: with a displacement of 0..4095 units of the size moved, and
+# with one of -256..255 bytes.  Here for each: size, whether of a vector register, kind, register.
+_ACCESSES = {
+    "str.b": ("00", 0, "00", "w"), "ldr.b": ("00", 0, "01", "w"), "ldrs.b": ("00", 0, "10", "x"),
+    "str.h": ("01", 0, "00", "w"), "ldr.h": ("01", 0, "01", "w"), "ldrs.h": ("01", 0, "10", "x"),
+    "str.w": ("10", 0, "00", "w"), "ldr.w": ("10", 0, "01", "w"), "ldrs.w": ("10", 0, "10", "x"),
+    "str.x": ("11", 0, "00", "x"), "ldr.x": ("11", 0, "01", "x"),
+    "ldr.vb": ("00", 1, "01", "b"), "ldr.vh": ("01", 1, "01", "h"),
+    "ldr.s": ("10", 1, "01", "s"), "str.s": ("10", 1, "00", "s"),
+    "ldr.d": ("11", 1, "01", "d"), "str.d": ("11", 1, "00", "d"),
+    "ldr.q": ("00", 1, "11", "q"), "str.q": ("00", 1, "10", "q"),
+}
+
+
+def _access_rows():
+    for name, (size, vector, kind, register) in _ACCESSES.items():
+        verb, suffix = name.split(".")
+        n_bytes = 16 if suffix == "q" else 1 << int(size, 2)
+        letter = {"b": "b", "h": "h"}.get(suffix, "w" if verb == "ldrs" else "")
+        yield (name, f"{size}111{vector}01{kind} iiiiiiiiiiii nnnnn ddddd",
+               f"{verb}{letter} {register}{{d}}, [x{{n}}, #{{i*{n_bytes}}}]")
+        yield (name + "u", f"{size}111{vector}00{kind}0 IIIIIIIII 00 nnnnn ddddd",
+               f"{verb[:2]}u{verb[2:]}{letter} {register}{{d}}, [x{{n}}, #{{I}}]")
+
+
+# name, word, text.  A name is the mnemonic and what the lanes are: 4s, four of 32 bits; 8h, eight
+# of 16; 16b, sixteen of 8; 2d, two of 64.  The operands are given in the order of the text.
+_A64_ROWS = [
+    # whole numbers
+    ("movz",     "110100101 hh iiiiiiiiiiiiiiii ddddd", "movz x{d}, #{i:#x}, lsl #{h*16}"),
+    ("movn",     "100100101 hh iiiiiiiiiiiiiiii ddddd", "movn x{d}, #{i:#x}, lsl #{h*16}"),
+    ("movk",     "111100101 hh iiiiiiiiiiiiiiii ddddd", "movk x{d}, #{i:#x}, lsl #{h*16}"),
+    ("mov.x",    "10101010000 mmmmm 000000 11111 ddddd", "mov x{d}, x{m}"),
+    ("add.x",    "10001011000 mmmmm 000000 nnnnn ddddd", "add x{d}, x{n}, x{m}"),
+    ("sub.x",    "11001011000 mmmmm 000000 nnnnn ddddd", "sub x{d}, x{n}, x{m}"),
+    ("and.x",    "10001010000 mmmmm 000000 nnnnn ddddd", "and x{d}, x{n}, x{m}"),
+    ("orr.x",    "10101010000 mmmmm 000000 nnnnn ddddd", "orr x{d}, x{n}, x{m}"),
+    ("eor.x",    "11001010000 mmmmm 000000 nnnnn ddddd", "eor x{d}, x{n}, x{m}"),
+    ("cmp.x",    "11101011000 mmmmm 000000 nnnnn 11111", "cmp x{n}, x{m}"),
+    ("mul.x",    "10011011000 mmmmm 011111 nnnnn ddddd", "mul x{d}, x{n}, x{m}"),
+    ("msub.x",   "10011011000 mmmmm 1 aaaaa nnnnn ddddd", "msub x{d}, x{n}, x{m}, x{a}"),
+    ("udiv.x",   "10011010110 mmmmm 000010 nnnnn ddddd", "udiv x{d}, x{n}, x{m}"),
+    ("lsl.x",    "10011010110 mmmmm 001000 nnnnn ddddd", "lsl x{d}, x{n}, x{m}"),
+    ("csel.x",   "10011010100 mmmmm cccc 00 nnnnn ddddd",
+     "csel x{d}, x{n}, x{m}, {_CONDITIONS[c]}"),
+    ("sub.sp",   "1101000100 iiiiiiiiiiii 11111 11111", "sub sp, sp, #{i}"),
+    ("add.sp",   "1001000100 iiiiiiiiiiii 11111 11111", "add sp, sp, #{i}"),
+    ("cmp.i",    "1111000100 iiiiiiiiiiii nnnnn 11111", "cmp x{n}, #{i}"),
+    ("cmn.i",    "1011000100 iiiiiiiiiiii nnnnn 11111", "cmn x{n}, #{i}"),
+    ("add.i",    "1001000100 iiiiiiiiiiii nnnnn ddddd", "add x{d}, x{n}, #{i}"),
+    ("add.i12",  "1001000101 iiiiiiiiiiii nnnnn ddddd", "add x{d}, x{n}, #{i}, lsl #12"),
+    ("sub.i",    "1101000100 iiiiiiiiiiii nnnnn ddddd", "sub x{d}, x{n}, #{i}"),
+    ("sub.i12",  "1101000101 iiiiiiiiiiii nnnnn ddddd", "sub x{d}, x{n}, #{i}, lsl #12"),
+    ("subs.i",   "1111000100 iiiiiiiiiiii nnnnn ddddd", "subs x{d}, x{n}, #{i}"),
+    ("and.i",    "100100100 iiiiiiiiiiiii nnnnn ddddd", "and x{d}, x{n}, #{_bitmask_value(i):#x}"),
+    ("orr.i",    "101100100 iiiiiiiiiiiii nnnnn ddddd", "orr x{d}, x{n}, #{_bitmask_value(i):#x}"),
+    ("eor.i",    "110100100 iiiiiiiiiiiii nnnnn ddddd", "eor x{d}, x{n}, #{_bitmask_value(i):#x}"),
+    ("lsr.i",    "1101001101 iiiiii 111111 nnnnn ddddd", "lsr x{d}, x{n}, #{i}"),
+    ("asr.i",    "1001001101 iiiiii 111111 nnnnn ddddd", "asr x{d}, x{n}, #{i}"),
+    ("lsl.i",    "1101001101 rrrrrr ssssss nnnnn ddddd", "lsl x{d}, x{n}, #{63-s}"),  # r = s + 1
+    # memory
+    *_access_rows(),
+    ("ldp.q",    "1010110101 IIIIIII mmmmm nnnnn ddddd", "ldp q{d}, q{m}, [x{n}, #{I*16}]"),
+    ("stp.q",    "1010110100 IIIIIII mmmmm nnnnn ddddd", "stp q{d}, q{m}, [x{n}, #{I*16}]"),
+    ("stp.x",    "1010100100 IIIIIII mmmmm 11111 ddddd", "stp x{d}, x{m}, [sp, #{I*8}]"),
+    ("ldp.x",    "1010100101 IIIIIII mmmmm 11111 ddddd", "ldp x{d}, x{m}, [sp, #{I*8}]"),
+    ("stp.d",    "0110110100 IIIIIII mmmmm 11111 ddddd", "stp d{d}, d{m}, [sp, #{I*8}]"),
+    ("ldp.d",    "0110110101 IIIIIII mmmmm 11111 ddddd", "ldp d{d}, d{m}, [sp, #{I*8}]"),
+    ("prfm",     "1111100110 iiiiiiiiiiii nnnnn 00000", "prfm pldl1keep, [x{n}, #{i*8}]"),
+    ("ldar",     "11001000110 11111 1 11111 nnnnn ddddd", "ldar x{d}, [x{n}]"),
+    ("stlr",     "11001000100 11111 1 11111 nnnnn ddddd", "stlr x{d}, [x{n}]"),
+    ("ldaxr",    "11001000010 11111 1 11111 nnnnn ddddd", "ldaxr x{d}, [x{n}]"),
+    ("stlxr",    "11001000000 sssss 1 11111 nnnnn ddddd", "stlxr w{s}, x{d}, [x{n}]"),
+    ("ldr.qlit", "10011100 IIIIIIIIIIIIIIIIIII ddddd", "ldr q{d}, .{4*I:+}"),
+    ("ld1r.4s",  "01001101010 00000 1100 10 nnnnn ddddd", "ld1r {{v{d}.4s}}, [x{n}]"),
+    ("ld1.s",    "0q001101110 11111 100 s 00 nnnnn ddddd", "ld1 {{v{d}.s}}[{2*q+s}], [x{n}], #4"),
+    ("st1.s",    "0q001101100 11111 100 s 00 nnnnn ddddd", "st1 {{v{d}.s}}[{2*q+s}], [x{n}], #4"),
+    # control and the system
+    ("b",        "000101 IIIIIIIIIIIIIIIIIIIIIIIIII", "b .{4*I:+}"),
+    ("b.if",     "01010100 IIIIIIIIIIIIIIIIIII 0 cccc", "b.{_CONDITIONS[c]} .{4*I:+}"),
+    ("cbnz",     "10110101 IIIIIIIIIIIIIIIIIII ddddd", "cbnz x{d}, .{4*I:+}"),
+    ("blr",      "1101011000111111000000 nnnnn 00000", "blr x{n}"),
+    ("ret",      "11010110010111110000001111000000", "ret"),
+    ("yield",    "11010101000000110010000000111111", "yield"),
+    ("isb",      "11010101000000110011111111011111", "isb"),
+    # vectors: the bits as they are, lanes moved about
+    ("mov.16b",  "01001110101 nnnnn 000111 nnnnn ddddd", "mov v{d}.16b, v{n}.16b"),
+    ("and.16b",  "01001110001 mmmmm 000111 nnnnn ddddd", "and v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("bic.16b",  "01001110011 mmmmm 000111 nnnnn ddddd", "bic v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("orr.16b",  "01001110101 mmmmm 000111 nnnnn ddddd", "orr v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("eor.16b",  "01101110001 mmmmm 000111 nnnnn ddddd", "eor v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("bsl.16b",  "01101110011 mmmmm 000111 nnnnn ddddd", "bsl v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("bit.16b",  "01101110101 mmmmm 000111 nnnnn ddddd", "bit v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("bif.16b",  "01101110111 mmmmm 000111 nnnnn ddddd", "bif v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("mvn.16b",  "0110111000100000010110 nnnnn ddddd", "mvn v{d}.16b, v{n}.16b"),
+    ("movi.16b", "0100111100000 aaa 111001 bbbbb ddddd", "movi v{d}.16b, #{32*a+b:#x}"),
+    ("dup.b",    "01001110000 iiii1 000001 nnnnn ddddd", "dup v{d}.16b, v{n}.b[{i}]"),
+    ("dup.h",    "01001110000 iii10 000001 nnnnn ddddd", "dup v{d}.8h, v{n}.h[{i}]"),
+    ("dup.s",    "01001110000 ii100 000001 nnnnn ddddd", "dup v{d}.4s, v{n}.s[{i}]"),
+    ("dup.d",    "01001110000 i1000 000001 nnnnn ddddd", "dup v{d}.2d, v{n}.d[{i}]"),
+    ("dup.w",    "01001110000 00100 000011 nnnnn ddddd", "dup v{d}.4s, w{n}"),
+    ("umov.d",   "01001110000 i1000 001111 nnnnn ddddd", "mov x{d}, v{n}.d[{i}]"),
+    ("smov.s",   "01001110000 ii100 001011 nnnnn ddddd", "smov x{d}, v{n}.s[{i}]"),
+    ("ins.w",    "01001110000 ii100 000111 nnnnn ddddd", "ins v{d}.s[{i}], w{n}"),
+    ("ins.s",    "01101110000 ii100 0 jj00 1 nnnnn ddddd", "ins v{d}.s[{i}], v{n}.s[{j}]"),
+    ("zip1.16b", "01001110000 mmmmm 001110 nnnnn ddddd", "zip1 v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("zip1.8h",  "01001110010 mmmmm 001110 nnnnn ddddd", "zip1 v{d}.8h, v{n}.8h, v{m}.8h"),
+    ("zip1.4s",  "01001110100 mmmmm 001110 nnnnn ddddd", "zip1 v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("zip1.2d",  "01001110110 mmmmm 001110 nnnnn ddddd", "zip1 v{d}.2d, v{n}.2d, v{m}.2d"),
+    ("zip2.16b", "01001110000 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("zip2.8h",  "01001110010 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.8h, v{n}.8h, v{m}.8h"),
+    ("zip2.4s",  "01001110100 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("zip2.2d",  "01001110110 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.2d, v{n}.2d, v{m}.2d"),
+    ("ext.16b",  "01101110000 mmmmm 0 iiii 0 nnnnn ddddd", "ext v{d}.16b, v{n}.16b, v{m}.16b, #{i}"),
+    ("rev64.4s", "0100111010100000000010 nnnnn ddddd", "rev64 v{d}.4s, v{n}.4s"),
+    ("tbl.16b",  "01001110000 mmmmm 000000 nnnnn ddddd", "tbl v{d}.16b, {{v{n}.16b}}, v{m}.16b"),
+    # float32
+    ("fadd.4s",  "01001110001 mmmmm 110101 nnnnn ddddd", "fadd v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fsub.4s",  "01001110101 mmmmm 110101 nnnnn ddddd", "fsub v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fmul.4s",  "01101110001 mmmmm 110111 nnnnn ddddd", "fmul v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fdiv.4s",  "01101110001 mmmmm 111111 nnnnn ddddd", "fdiv v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("faddp.4s", "01101110001 mmmmm 110101 nnnnn ddddd", "faddp v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fcmeq.4s", "01001110001 mmmmm 111001 nnnnn ddddd", "fcmeq v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fcmge.4s", "01101110001 mmmmm 111001 nnnnn ddddd", "fcmge v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fcmgt.4s", "01101110101 mmmmm 111001 nnnnn ddddd", "fcmgt v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fsqrt.4s", "0110111010100001111110 nnnnn ddddd", "fsqrt v{d}.4s, v{n}.4s"),
+    ("frintn.4s", "0100111000100001100010 nnnnn ddddd", "frintn v{d}.4s, v{n}.4s"),
+    ("frintm.4s", "0100111000100001100110 nnnnn ddddd", "frintm v{d}.4s, v{n}.4s"),
+    ("scvtf.4s", "0100111000100001110110 nnnnn ddddd", "scvtf v{d}.4s, v{n}.4s"),
+    ("fcvtns.4s", "0100111000100001101010 nnnnn ddddd", "fcvtns v{d}.4s, v{n}.4s"),
+    ("fcvtl.4s", "0000111000100001011110 nnnnn ddddd", "fcvtl v{d}.4s, v{n}.4h"),
+    ("fcvtl2.4s", "0100111000100001011110 nnnnn ddddd", "fcvtl2 v{d}.4s, v{n}.8h"),
+    ("fcvtn.4h", "0000111000100001011010 nnnnn ddddd", "fcvtn v{d}.4h, v{n}.4s"),
+    ("fcvtn2.8h", "0100111000100001011010 nnnnn ddddd", "fcvtn2 v{d}.8h, v{n}.4s"),
+    # whole numbers in lanes
+    ("add.4s",   "01001110101 mmmmm 100001 nnnnn ddddd", "add v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("add.8h",   "01001110011 mmmmm 100001 nnnnn ddddd", "add v{d}.8h, v{n}.8h, v{m}.8h"),
+    ("add.16b",  "01001110001 mmmmm 100001 nnnnn ddddd", "add v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("sub.4s",   "01101110101 mmmmm 100001 nnnnn ddddd", "sub v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("sub.8h",   "01101110011 mmmmm 100001 nnnnn ddddd", "sub v{d}.8h, v{n}.8h, v{m}.8h"),
+    ("sub.16b",  "01101110001 mmmmm 100001 nnnnn ddddd", "sub v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("mul.4s",   "01001110101 mmmmm 100111 nnnnn ddddd", "mul v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("mul.8h",   "01001110011 mmmmm 100111 nnnnn ddddd", "mul v{d}.8h, v{n}.8h, v{m}.8h"),
+    ("smin.4s",  "01001110101 mmmmm 011011 nnnnn ddddd", "smin v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("smax.4s",  "01001110101 mmmmm 011001 nnnnn ddddd", "smax v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("umax.4s",  "01101110101 mmmmm 011001 nnnnn ddddd", "umax v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("umin.16b", "01101110001 mmmmm 011011 nnnnn ddddd", "umin v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("umax.16b", "01101110001 mmmmm 011001 nnnnn ddddd", "umax v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("cmeq.4s",  "01101110101 mmmmm 100011 nnnnn ddddd", "cmeq v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("cmeq.16b", "01101110001 mmmmm 100011 nnnnn ddddd", "cmeq v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("cmgt.4s",  "01001110101 mmmmm 001101 nnnnn ddddd", "cmgt v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("cmgt.16b", "01001110001 mmmmm 001101 nnnnn ddddd", "cmgt v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("cmtst.16b", "01001110001 mmmmm 100011 nnnnn ddddd", "cmtst v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("cmlt0.16b", "0100111000100000101010 nnnnn ddddd", "cmlt v{d}.16b, v{n}.16b, #0"),
+    ("ushl.4s",  "01101110101 mmmmm 010001 nnnnn ddddd", "ushl v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("abs.4s",   "0100111010100000101110 nnnnn ddddd", "abs v{d}.4s, v{n}.4s"),
+    ("abs.16b",  "0100111000100000101110 nnnnn ddddd", "abs v{d}.16b, v{n}.16b"),
+    ("neg.4s",   "0110111010100000101110 nnnnn ddddd", "neg v{d}.4s, v{n}.4s"),
+    ("addp.4s",  "01001110101 mmmmm 101111 nnnnn ddddd", "addp v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("addp.8h",  "01001110011 mmmmm 101111 nnnnn ddddd", "addp v{d}.8h, v{n}.8h, v{m}.8h"),
+    ("addv.4s",  "0100111010110001101110 nnnnn ddddd", "addv s{d}, v{n}.4s"),
+    ("umaxv.4s", "0110111010110000101010 nnnnn ddddd", "umaxv s{d}, v{n}.4s"),
+    ("shl.4s",   "01001111001 iiiii 010101 nnnnn ddddd", "shl v{d}.4s, v{n}.4s, #{i}"),
+    ("shl.8h",   "010011110001 iiii 010101 nnnnn ddddd", "shl v{d}.8h, v{n}.8h, #{i}"),
+    ("sshr.4s",  "01001111001 iiiii 000001 nnnnn ddddd", "sshr v{d}.4s, v{n}.4s, #{32-i}"),
+    ("sshr.8h",  "010011110001 iiii 000001 nnnnn ddddd", "sshr v{d}.8h, v{n}.8h, #{16-i}"),
+    ("ushr.4s",  "01101111001 iiiii 000001 nnnnn ddddd", "ushr v{d}.4s, v{n}.4s, #{32-i}"),
+    ("ushr.8h",  "011011110001 iiii 000001 nnnnn ddddd", "ushr v{d}.8h, v{n}.8h, #{16-i}"),
+    ("sxtl.8h",  "0000111100001000101001 nnnnn ddddd", "sxtl v{d}.8h, v{n}.8b"),
+    ("sxtl2.8h", "0100111100001000101001 nnnnn ddddd", "sxtl2 v{d}.8h, v{n}.16b"),
+    ("sxtl.4s",  "0000111100010000101001 nnnnn ddddd", "sxtl v{d}.4s, v{n}.4h"),
+    ("sxtl2.4s", "0100111100010000101001 nnnnn ddddd", "sxtl2 v{d}.4s, v{n}.8h"),
+    ("uxtl.8h",  "0010111100001000101001 nnnnn ddddd", "uxtl v{d}.8h, v{n}.8b"),
+    ("uxtl2.8h", "0110111100001000101001 nnnnn ddddd", "uxtl2 v{d}.8h, v{n}.16b"),
+    ("uxtl.4s",  "0010111100010000101001 nnnnn ddddd", "uxtl v{d}.4s, v{n}.4h"),
+    ("uxtl2.4s", "0110111100010000101001 nnnnn ddddd", "uxtl2 v{d}.4s, v{n}.8h"),
+    ("shll.4s",  "0010111001100001001110 nnnnn ddddd", "shll v{d}.4s, v{n}.4h, #16"),
+    ("shll2.4s", "0110111001100001001110 nnnnn ddddd", "shll2 v{d}.4s, v{n}.8h, #16"),
+    ("sqxtn.4h", "0000111001100001010010 nnnnn ddddd", "sqxtn v{d}.4h, v{n}.4s"),
+    ("sqxtn2.8h", "0100111001100001010010 nnnnn ddddd", "sqxtn2 v{d}.8h, v{n}.4s"),
+    ("sqxtn.8b", "0000111000100001010010 nnnnn ddddd", "sqxtn v{d}.8b, v{n}.8h"),
+    ("smull.4s", "00001110011 mmmmm 110000 nnnnn ddddd", "smull v{d}.4s, v{n}.4h, v{m}.4h"),
+    ("smull2.4s", "01001110011 mmmmm 110000 nnnnn ddddd", "smull2 v{d}.4s, v{n}.8h, v{m}.8h"),
+    ("smull.8h", "00001110001 mmmmm 110000 nnnnn ddddd", "smull v{d}.8h, v{n}.8b, v{m}.8b"),
+    ("smull2.8h", "01001110001 mmmmm 110000 nnnnn ddddd", "smull2 v{d}.8h, v{n}.16b, v{m}.16b"),
+    ("sadalp.4s", "0100111001100000011010 nnnnn ddddd", "sadalp v{d}.4s, v{n}.8h"),
+    ("sdot.4s",  "01001110100 mmmmm 100101 nnnnn ddddd", "sdot v{d}.4s, v{n}.16b, v{m}.16b"),
+    ("sdot.4b",  "0100111110 l mmmmm 1110 h 0 nnnnn ddddd",
+     "sdot v{d}.4s, v{n}.16b, v{m}.4b[{2*h+l}]"),
+]
+
+_A64_FIELD = re.compile(r"([a-zA-Z])\1*")
+
+
+@functools.lru_cache(maxsize=None)
+def _a64_parts(picture, text):
+    """Return (the bits that are set in every such word, {letter: (width, [shifts])}).
+
+    The letters are in the order in which the text has them, and those it lacks come last.
+    """
+    picture = picture.replace(" ", "")
+    found = {}
+    for field in _A64_FIELD.finditer(picture):
+        found.setdefault(field[1], (len(field[0]), []))[1].append(32 - field.end())
+    order = [x for part in re.findall(r"{([^{}]*)}", text) for x in re.findall(r"\b[a-zA-Z]\b", part) if x in found]
+    order = dict.fromkeys([*order, *found])             # each once
+    return int(_A64_FIELD.sub(lambda field: "0" * len(field[0]), picture), 2), {x: found[x] for x in order}
+
+
+class _A64Words(dict):
+    """name -> function of the operands that returns the word; each is made when first asked for."""
+
+    pictures = {name: (picture, text) for name, picture, text in _A64_ROWS}
+
+    def source(self, name, operands):
+        """Return the Python expression of the word, each operand being an expression itself."""
+        base, fields = _a64_parts(*self.pictures[name])
+        if len(operands) != len(fields):
+            raise TypeError(f"{name} takes {list(fields)}, got {operands}")
+        terms = []
+        for (letter, (width, shifts)), operand in zip(fields.items(), operands):
+            for shift in shifts:
+                if operand.isdigit():
+                    base |= int(operand) << shift
+                elif letter.isupper():
+                    terms.append(f" | ({operand} & {(1 << width) - 1}) << {shift}")
+                else:
+                    terms.append(f" | {operand} << {shift}" if shift else f" | {operand}")
+        return f"{base:#x}{''.join(terms)}"
+
+    def __missing__(self, name):
+        letters = list(_a64_parts(*self.pictures[name])[1])
+        self[name] = eval(f"lambda {', '.join(letters)}: {self.source(name, letters)}")
+        return self[name]
+
+
+_W = _A64Words()
+
+
+def _constant_words(d, value):
+    """Return the words that set x_d: the first sets 16 bits and clears the others, or sets them."""
+    parts = [(value >> shift) & 0xFFFF for shift in (0, 16, 32, 48)]
+    negative = parts.count(0xFFFF) > parts.count(0)
+    idle = 0xFFFF if negative else 0
+    busy = [h for h in range(4) if parts[h] != idle] or [0]
+    first = busy[0]
+    start = _W["movn"](d, parts[first] ^ 0xFFFF, first) if negative else _W["movz"](d, parts[first], first)
+    return (start, *[_W["movk"](d, parts[h], h) for h in busy[1:]])
+
+
+def _sum_words(d, n, number):
+    """Return the words for x_d = x_n + number.  Uses x16 where 24 bits do not hold the number."""
+    size, verb = abs(number), "add" if number >= 0 else "sub"
+    if size < 4096:
+        return (_W[verb + ".i"](d, n, size),)
+    if size < 1 << 24:
+        words = (_W[verb + ".i12"](d, n, size >> 12),)
+        return words + (_W[verb + ".i"](d, d, size & 4095),) if size & 4095 else words
+    return _constant_words(16, number) + (_W["add.x"](d, n, 16),)
+
+
+def _address(n, disp):
+    """Return (words, register): how to have the address x_n + disp, for those that take no more."""
+    return (_sum_words(16, n, disp), 16) if disp else ((), n)
+
+
+def _access(name, d, n, disp):
+    """Return the words that load or store register d at x_n + disp, by way of x16 if it is far."""
+    n_bytes = 16 if name[-1] == "q" else 1 << int(_ACCESSES[name][0], 2)
+    if not disp % n_bytes and 0 <= disp < 4096 * n_bytes:
+        return (_W[name](d, n, disp // n_bytes),)
+    if -256 <= disp < 256:
+        return (_W[name + "u"](d, n, disp),)
+    low = 0 if disp % n_bytes else disp & 4095
+    return (*_sum_words(16, n, disp - low), _W[name](d, 16, low // n_bytes))
+
+
+def _access_pair(name, d, n, disp):
+    """Return the words that load or store q_d and q_d+1 at x_n + disp."""
+    if not disp & 15 and -1024 <= disp < 1024:
+        return (_W[name](d, d + 1, n, disp >> 4),)
+    if -256 <= disp < 240 or not disp & 15 and 0 <= disp < 65520:
+        single = name.replace("p", "r")
+        return _access(single, d, n, disp) + _access(single, d + 1, n, disp + 16)
+    return (*_sum_words(16, n, disp), _W[name](d, d + 1, 16, 0))
+
+
+# What most operations become.  In a recipe, d is the result and a, b, c the operands that the
+# operation reads, in order; t and u are the halves of a temporary.  A recipe that names halves
+# (d0 the low one, d1 the high one) stands as it is; any other is done for the low halves, then for
+# the high ones.  * is the memory at base + displacement.  Where a constant operand decides, the
+# recipe is a dictionary by its value, None for all others.  Since the result may be one of the
+# operands, no half of an operand is read after that half of the result is written.
+
+_NEON_RECIPES = {
+    # whole numbers
+    "mov": "mov.x d a",
+    "add": "add.x d a b", "sub": "sub.x d a b", "mul": "mul.x d a b",
+    "div": "udiv.x d a b", "rem": "udiv.x 16 a b; msub.x d 16 b a",
+    "iand": "and.x d a b", "ior": "orr.x d a b", "ixor": "eor.x d a b",
+    "shl": "lsl.i d a 63-b -b&63", "shr": "lsr.i d a b", "sar": "asr.i d a b",
+    "min": "cmp.x a b; csel.x d a b 11", "max": "cmp.x a b; csel.x d a b 12",    # 11 lt, 12 gt
+    "load_i64": "ldr.x d *", "load_u32": "ldr.w d *", "load_u16": "ldr.h d *", "load_u8": "ldr.b d *",
+    "load_i32": "ldrs.w d *", "load_i16": "ldrs.h d *", "load_i8": "ldrs.b d *",
+    "store_i64": "str.x b *", "store_i32": "str.w b *", "store_i16": "str.h b *", "store_i8": "str.b b *",
+    "pause": "isb",                             # `yield` does nothing on most processors
+    # bits, parts of vectors
+    "vload": "ldp.q d *", "vstore": "stp.q b *",
+    "vand": "and.16b d a b", "vor": "orr.16b d a b", "vxor": "eor.16b d a b", "vandnot": "bic.16b d b a",
+    "load_i8x16": "ldr.q d0 *; movi.16b d1 0 0", "store_i8x16": "str.q b0 *",
+    "load_i8x8": "ldr.d d0 *; movi.16b d1 0 0", "store_i8x8": "str.d b0 *",
+    "load_f32": "ldr.s d0 *; movi.16b d1 0 0", "store_f32": "str.s b0 *",
+    "broadcast_i8x16": "ldr.q d0 *; mov.16b d1 d0",
+    "broadcast_i64x4": "ldr.d d0 *; dup.d d1 d0 0; dup.d d0 d0 0",
+    "broadcast_f32x8": "ldr.s d0 *; dup.s d1 d0 0; dup.s d0 d0 0",
+    "broadcast_i32x8": "ldr.s d0 *; dup.s d1 d0 0; dup.s d0 d0 0",
+    "broadcast_i16x16": "ldr.vh d0 *; dup.h d1 d0 0; dup.h d0 d0 0",
+    "broadcast_i8x32": "ldr.vb d0 *; dup.b d1 d0 0; dup.b d0 d0 0",
+    "splat_i32": "dup.w d0 a; dup.w d1 a",
+    "broadcast_lane": {i: f"dup.s d0 a{i >> 2} {i & 3}; mov.16b d1 d0" for i in range(8)},
+    "extract_i32": {i: f"smov.s d a{i >> 2} {i & 3}" for i in range(8)},
+    # f32x8.  fmin and fmax of NEON prefer numbers to NaN, or -0 to 0; ours choose by comparison
+    "add_f32": "fadd.4s d a b", "sub_f32": "fsub.4s d a b",
+    "mul_f32": "fmul.4s d a b", "div_f32": "fdiv.4s d a b",
+    "min_f32": "fcmgt.4s t b a; bsl.16b t a b; mov.16b d t",
+    "max_f32": "fcmgt.4s t a b; bsl.16b t a b; mov.16b d t",
+    "sqrt_f32": "fsqrt.4s d a", "round_f32": "frintn.4s d a", "floor_f32": "frintm.4s d a",
+    "cmp_f32": {"<": "fcmgt.4s d c a", "<=": "fcmge.4s d c a", ">": "fcmgt.4s d a c",
+                ">=": "fcmge.4s d a c", "==": "fcmeq.4s d a c", "!=": "fcmeq.4s d a c; mvn.16b d d"},
+    "i32_to_f32": "scvtf.4s d a", "f32_to_i32": "fcvtns.4s d a",
+    "hadd_f32": "faddp.4s d a b",
+    "hsum_f32": "faddp.4s t a0 a1; faddp.4s t t t; faddp.4s d0 t t; mov.16b d1 d0",
+    # larger of (a, the other half), of (that, turned by two lanes), of (that, neighbours swapped)
+    "hmax_f32": "fcmgt.4s t a0 a1; fcmgt.4s u a1 a0; bsl.16b t a0 a1; bsl.16b u a1 a0;"
+                "mov.16b d0 t; mov.16b d1 u;"
+                + "".join([f"ext.16b t {d} {d} 8; fcmgt.4s u {d} t; bif.16b {d} t u;"
+                           f"rev64.4s t {d}; fcmgt.4s u {d} t; bif.16b {d} t u;" for d in ("d0", "d1")]),
+    "load_f16x8": "ldr.q d1 *; fcvtl.4s d0 d1; fcvtl2.4s d1 d1",
+    "f16_to_f32": "fcvtl2.4s d1 a0; fcvtl.4s d0 a0",
+    "load_bf16x8": "ldr.q d1 *; shll.4s d0 d1; shll2.4s d1 d1",
+    "store_f16x8": "fcvtn.4h t b0; fcvtn2.8h t b1; str.q t *",
+    # i32x8
+    "add_i32": "add.4s d a b", "sub_i32": "sub.4s d a b", "mul_i32": "mul.4s d a b",
+    "min_i32": "smin.4s d a b", "max_i32": "smax.4s d a b", "max_u32": "umax.4s d a b",
+    "abs_i32": "abs.4s d a", "shl_i32": "shl.4s d a b",
+    "shr_i32": {0: "mov.16b d a", None: "ushr.4s d a 32-b"},
+    "sar_i32": {0: "mov.16b d a", None: "sshr.4s d a 32-b"},
+    "shlv_i32": "ushl.4s d a b", "shrv_i32": "neg.4s t b; ushl.4s d a t",
+    "cmpeq_i32": "cmeq.4s d a b", "cmpgt_i32": "cmgt.4s d a b",
+    "hsum_i32": "add.4s t a0 a1; addv.4s t t; dup.s d0 t 0; dup.s d1 t 0",
+    "hmax_u32": "umax.4s t a0 a1; umaxv.4s t t; dup.s d0 t 0; dup.s d1 t 0",
+    "widen_i8x8": "ldr.d d1 *; sxtl.8h d1 d1; sxtl.4s d0 d1; sxtl2.4s d1 d1",
+    "widen_u8x8": "ldr.d d1 *; uxtl.8h d1 d1; uxtl.4s d0 d1; uxtl2.4s d1 d1",
+    "widen_i16x8": "ldr.q d1 *; sxtl.4s d0 d1; sxtl2.4s d1 d1",
+    "widen_u16x8": "ldr.q d1 *; uxtl.4s d0 d1; uxtl2.4s d1 d1",
+    "store_i32_as_i8": "sqxtn.4h t b0; sqxtn2.8h t b1; sqxtn.8b t t; str.d t *",
+    # i16x16
+    "add_i16": "add.8h d a b", "sub_i16": "sub.8h d a b", "mul_i16": "mul.8h d a b",
+    "shl_i16": "shl.8h d a b",
+    "shr_i16": {0: "mov.16b d a", None: "ushr.8h d a 16-b"},
+    "sar_i16": {0: "mov.16b d a", None: "sshr.8h d a 16-b"},
+    "widen_i8x16": "ldr.q d1 *; sxtl.8h d0 d1; sxtl2.8h d1 d1",
+    "widen_u8x16": "ldr.q d1 *; uxtl.8h d0 d1; uxtl2.8h d1 d1",
+    "extend_i8": {0: "sxtl2.8h d1 a0; sxtl.8h d0 a0", 1: "sxtl.8h d0 a1; sxtl2.8h d1 a1"},
+    "extend_u8": {0: "uxtl2.8h d1 a0; uxtl.8h d0 a0", 1: "uxtl.8h d0 a1; uxtl2.8h d1 a1"},
+    "extend_i16": {0: "sxtl2.4s d1 a0; sxtl.4s d0 a0", 1: "sxtl.4s d0 a1; sxtl2.4s d1 a1"},
+    "extend_u16": {0: "uxtl2.4s d1 a0; uxtl.4s d0 a0", 1: "uxtl.4s d0 a1; uxtl2.4s d1 a1"},
+    "madd": "smull.4s t a b; smull2.4s u a b; addp.4s d t u",
+    # i8x32
+    "add_i8": "add.16b d a b", "sub_i8": "sub.16b d a b",
+    "min_u8": "umin.16b d a b", "max_u8": "umax.16b d a b", "abs_i8": "abs.16b d a",
+    "sign_i8": "cmlt0.16b t b; cmtst.16b u b b; eor.16b d a t; sub.16b d d t; and.16b d d u",
+    "cmpeq_i8": "cmeq.16b d a b", "cmpgt_i8": "cmgt.16b d a b",
+    "shuffle_i8": "tbl.16b d a b",              # an index of 16 or more gives 0
+    # products of i8, added in pairs of i16, then in pairs of i32
+    "dot4_us": "smull.8h t a b; smull2.8h u a b; addp.8h t t u; sadalp.4s d t",
+    "dot4_ss": "smull.8h t a b; smull2.8h u a b; addp.8h t t u; sadalp.4s d t",
+    "dot4_us_m": "".join([f"ldr.s t *; dup.s t t 0; smull.8h u a{h} t; smull2.8h t a{h} t;"
+                          f"addp.8h u u t; sadalp.4s d{h} u;" for h in (0, 1)]),
+    # rearranging
+    "unpack_lo_i8": "zip1.16b d a b", "unpack_hi_i8": "zip2.16b d a b",
+    "unpack_lo_i16": "zip1.8h d a b", "unpack_hi_i16": "zip2.8h d a b",
+    "unpack_lo_i32": "zip1.4s d a b", "unpack_hi_i32": "zip2.4s d a b",
+    "unpack_lo_i64": "zip1.2d d a b", "unpack_hi_i64": "zip2.2d d a b",
+}
+
+# The same with the dot-product instructions, which ARMv8.2 processors may have (FEAT_DotProd).
+_DOT_RECIPES = {
+    "dot4_us": "sdot.4s d a b", "dot4_ss": "sdot.4s d a b",
+    "dot4_us_m": "ldr.s t *; sdot.4b d0 a0 t 0 0; sdot.4b d1 a1 t 0 0",
+}
+
+_PAIR = (0, 2, 4, 6, 16, 18, 20, 22, 24, 26, 28, 30, 8, 10, 12, 14)   # the low half of each vector
+
+
+def _recipe_lines(op, recipe, names):
+    """Return the Python expressions of the words of one recipe, memory operands as *calls."""
+    kinds = dict(zip(names, op.letters))
+    base = next((x for x in names if kinds[x] == "i"), None)
+    vectors = "".join([x for x in names if kinds[x] in "vVW"]) or "-"
+    half_name = re.compile(rf"\b([{vectors}])([01]?)\b")
+    steps = [step.split() for step in recipe.split(";") if step.strip()]
+    split = any(re.fullmatch(rf"[{vectors}]", token) for step in steps for token in step[1:] if "*" not in step)
+    lines = []
+    for half in "01" if split else "0":
+        for name, *tokens in steps:
+            tokens = [half_name.sub(lambda m: m[1] if (m[2] or half) == "0" else f"({m[1]} + 1)", token)
+                      for token in tokens]
+            tokens = ["(t + 1)" if x == "u" else f"({x})" if not x.isalnum() and x[0] != "(" else x
+                      for x in tokens]
+            if tokens and tokens[-1] == "(*)":
+                access = "_access_pair" if name[2] == "p" else "_access"
+                lines.append(f"*{access}({name!r}, {tokens[0]}, {base}, {names[-1]})")
+            else:
+                lines.append(_W.source(name, tokens))
+    return lines
+
+
+def _recipe_row(name, recipe):
+    """Return the row of an operation: its function, made from the recipe, and its temporaries."""
+    op = OPS[name]
+    names = ("d" if op.sets else "") + "abc"[:len(op.letters) - op.sets]
+    choices = recipe if isinstance(recipe, dict) else {None: recipe}
+    uses_temp = any(re.search(r"\b[tu]\b", text) for text in choices.values())
+    source = [f"def {name}(asm, {', '.join(names + 't' * uses_temp)}):"]
+    for x, kind in zip(names + "t" * uses_temp, op.letters + "v"):
+        if kind in "vVW" or x == "t":
+            source.append(f"    {x} = _PAIR[{x}]")
+    chooser = next((x for x, kind in zip(names, op.letters) if kind == "n"), None)
+    for value, text in choices.items():
+        words = ", ".join(_recipe_lines(op, text, names))
+        if value is None:
+            source.append(f"    asm.code += ({words},)")
+        else:
+            source += [f"    if {chooser} == {value!r}:", f"        asm.code += ({words},)", "        return"]
+    if None not in choices:
+        source.append(f"    raise ValueError(f'{name} with {{{chooser}!r}}')")
+    scope = {"_PAIR": _PAIR, "_access": _access, "_access_pair": _access_pair}
+    exec("\n".join(source), scope)
+    return scope[name], int(uses_temp)
+
+
+# The rest need a choice that is made in Python.  asm: the encoder, below.
+
+def _a64_imm(asm, d, value):
+    asm.code += _constant_words(d, value)
+
+
+def _a64_add_imm(asm, d, a, number):
+    asm.code += _sum_words(d, a, number)
+
+
+def _a64_sub_imm(asm, d, a, number):
+    asm.code += _sum_words(d, a, -number)
+
+
+def _a64_through_x16(name):
+    """Return the operation on a register and an int that brings the int into x16."""
+    register, _ = _recipe_row(name, _NEON_RECIPES[name])
+
+    def function(asm, d, a, number):
+        asm.code += _constant_words(16, number)
+        register(asm, d, a, 16)
+    return function
+
+
+def _a64_logic_imm(verb):
+    """Return the and, or, xor with an int: one word where the int is a bit mask."""
+    def function(asm, d, a, number):
+        bits = _bitmask_bits(number)
+        if bits is None:
+            asm.code += (*_constant_words(16, number), _W[verb + ".x"](d, a, 16))
+        else:
+            asm.code.append(_W[verb + ".i"](d, a, bits))
+    return function
+
+
+def _a64_load_acquire(asm, d, base, disp):
+    words, base = _address(base, disp)
+    asm.code += (*words, _W["ldar"](d, base))
+
+
+def _a64_store_release(asm, base, x, disp):
+    words, base = _address(base, disp)
+    asm.code += (*words, _W["stlr"](x, base))
+
+
+def _a64_fetch_add(asm, d, base, x, disp):
+    """Load with a claim, add, store if the claim still holds, else try again; then old = new - x."""
+    asm.code += (*_sum_words(16, base, disp),
+                  _W["ldaxr"](17, 16), _W["add.x"](17, 17, x), _W["stlxr"](15, 17, 16),
+                  _W["cbnz"](15, -3), _W["sub.x"](d, 17, x))
+
+
+def _a64_prefetch(asm, base, disp):
+    disp &= ~7                                          # stays in the line
+    far, base, disp = ((), base, disp) if 0 <= disp < 32768 else (_sum_words(16, base, disp), 16, 0)
+    asm.code += (*far, _W["prfm"](base, disp >> 3))
+
+
+def _a64_const(asm, d, data):
+    """Set a vector: a byte that repeats is part of the instruction, all else lies after the code."""
+    d, halves = _PAIR[d], (data[:16], data[16:])
+    for half in (0, 1):
+        part = halves[half]
+        if part == part[:1] * 16:
+            asm.code.append(_W["movi.16b"](d + half, part[0] >> 5, part[0] & 31))
+        elif half and part == halves[0]:
+            asm.code.append(_W["mov.16b"](d + 1, d))
+        else:
+            asm.load_constant(d + half, part)
+
+
+def _a64_move_halves(asm, d, low, high):
+    """Set v_d, v_d+1 from two registers that may be the same ones, crossed."""
+    mov, words = _W["mov.16b"], asm.code
+    if (low, high) == (d + 1, d):
+        eor = _W["eor.16b"]                             # a ^= b; b ^= a; a ^= b exchanges them
+        words += (eor(d, d, d + 1), eor(d + 1, d, d + 1), eor(d, d, d + 1))
+        return
+    moves = (d, low), (d + 1, high)
+    for to, source in moves[::-1] if high == d else moves:
+        if to != source:
+            words.append(mov(to, source))
+
+
+def _a64_vmov(asm, d, a):
+    _a64_move_halves(asm, _PAIR[d], _PAIR[a], _PAIR[a] + 1)
+
+
+def _a64_halves(asm, d, a, b, low, high):
+    a, b = _PAIR[a], _PAIR[b]
+    parts = (a, a + 1, b, b + 1)
+    _a64_move_halves(asm, _PAIR[d], parts[low], parts[high])
+
+
+def _a64_select(asm, d, mask, yes, no):
+    """bsl replaces the mask, bit and bif one of the choices: take the one that is the result."""
+    d, mask, yes, no = _PAIR[d], _PAIR[mask], _PAIR[yes], _PAIR[no]
+    for h in (0, 1):
+        if d == no:
+            asm.code.append(_W["bit.16b"](d + h, yes + h, mask + h))
+        elif d == yes:
+            asm.code.append(_W["bif.16b"](d + h, no + h, mask + h))
+        else:
+            if d != mask:
+                asm.code.append(_W["mov.16b"](d + h, mask + h))
+            asm.code.append(_W["bsl.16b"](d + h, yes + h, no + h))
+
+
+def _a64_load_high(asm, d, a, base, disp):
+    d, a = _PAIR[d], _PAIR[a]
+    if d != a:
+        asm.code.append(_W["mov.16b"](d, a))
+    asm.code += _access("ldr.q", d + 1, base, disp)
+
+
+def _a64_load_n(asm, d, base, n, disp):
+    """All eight lanes at once; or lane by lane, until n are there."""
+    d = _PAIR[d]
+    asm.code += (*_sum_words(16, base, disp),
+                  _W["cmp.i"](n, 8), _W["b.if"](_CONDITION["<"], 3),
+                  _W["ldp.q"](d, d + 1, 16, 0), _W["b"](3 + 3 * 8),
+                  _W["movi.16b"](d, 0, 0), _W["movi.16b"](d + 1, 0, 0))
+    _a64_lane_by_lane(asm, "ld1.s", d, n)
+
+
+def _a64_store_n(asm, base, v, n, disp):
+    v = _PAIR[v]
+    asm.code += (*_sum_words(16, base, disp),
+                  _W["cmp.i"](n, 8), _W["b.if"](_CONDITION["<"], 3),
+                  _W["stp.q"](v, v + 1, 16, 0), _W["b"](1 + 3 * 8))
+    _a64_lane_by_lane(asm, "st1.s", v, n)
+
+
+def _a64_lane_by_lane(asm, name, v, n):
+    for lane in range(8):
+        asm.code += (_W["cmp.i"](n, lane), _W["b.if"](_CONDITION["<="], 2 + 3 * (7 - lane)),
+                      _W[name](v + (lane >> 2), lane >> 1 & 1, lane & 1, 16))
+
+
+def _a64_load_i32_at(asm, d, base, disps, t):
+    d, t = _PAIR[d], _PAIR[t]
+    for lane, disp in enumerate(disps):
+        half, i = lane >> 2, lane & 3
+        asm.code += _access("ldr.s", t + (lane & 1) if i else d + half, base, disp)
+        if i:
+            asm.code.append(_W["ins.s"](d + half, i, t + (lane & 1), 0))
+
+
+def _a64_insert_i32(asm, d, a, x, lane):
+    _a64_vmov(asm, d, a)
+    asm.code.append(_W["ins.w"](_PAIR[d] + (lane >> 2), lane & 3, x))
+
+
+def _a64_blend_i32(asm, d, a, b, bits):
+    if d == b:
+        a, b, bits = b, a, bits ^ 0xFF                  # keep what is in place
+    _a64_vmov(asm, d, a)
+    d, b = _PAIR[d], _PAIR[b]
+    for half, part in ((0, bits & 15), (1, bits >> 4)):
+        if part == 15:
+            asm.code.append(_W["mov.16b"](d + half, b + half))
+        else:
+            asm.code += [_W["ins.s"](d + half, i, b + half, i) for i in range(4) if part >> i & 1]
+
+
+_SHUFFLES = {(0, 1, 2, 3): ("mov.16b",), (1, 0, 3, 2): ("rev64.4s",),
+           (0, 0, 1, 1): ("zip1.4s", None), (2, 2, 3, 3): ("zip2.4s", None),
+           (1, 2, 3, 0): ("ext.16b", None, 4), (2, 3, 0, 1): ("ext.16b", None, 8),
+           (3, 0, 1, 2): ("ext.16b", None, 12), (0, 1, 0, 1): ("dup.d", 0), (2, 3, 2, 3): ("dup.d", 1),
+           **{(i, i, i, i): ("dup.s", i) for i in range(4)}}
+
+
+def _a64_shuffle_i32(asm, d, a, order):
+    """One instruction for the usual orders; for others the half passes through x16 and x17."""
+    d, a = _PAIR[d], _PAIR[a]
+    for d, a in ((d, a), (d + 1, a + 1)):
+        if order in _SHUFFLES:
+            name, *more = _SHUFFLES[order]
+            asm.code.append(_W[name](d, a, *[a if x is None else x for x in more]))
+            continue
+        asm.code += (_W["umov.d"](16, a, 0), _W["umov.d"](17, a, 1))
+        for i, source in enumerate(order):
+            holds = 16 + (source >> 1)
+            if source & 1:
+                asm.code.append(_W["lsr.i"](15, holds, 32))
+            asm.code.append(_W["ins.w"](d, i, 15 if source & 1 else holds))
+
+
+# Jumps.  Whether a jump goes forwards or back, its word is made at the end, when all labels, pairs
+# (what, number of the block), have their places.
+
+def _a64_compare(asm, a, b):
+    asm.code.append(_W["cmp.x"](a, b))
+
+
+def _a64_compare_imm(asm, a, number):
+    if 0 <= number < 4096:
+        asm.code.append(_W["cmp.i"](a, number))
+    elif -4096 < number < 0:
+        asm.code.append(_W["cmn.i"](a, -number))
+    else:
+        asm.code += (*_constant_words(16, number), _W["cmp.x"](a, 16))
+
+
+def _a64_loop(asm, counter, block):
+    _a64_compare_imm(asm, counter, 0)
+    asm.jump(("end", block), "<=")
+    asm.label(("top", block))
+
+
+def _a64_endloop(asm, counter, block):
+    asm.code.append(_W["subs.i"](counter, counter, 1))
+    asm.jump(("top", block), ">")
+    asm.label(("end", block))
+
+
+_UNLESS = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
+
+
+def _a64_control(compare):
+    """Return the functions of if, while and endwhile that compare in this way."""
+    def if_(asm, a, how, b, block):
+        compare(asm, a, b)
+        asm.jump(("end" if asm.blocks[block][1] is None else "else", block), _UNLESS[how])
+
+    def while_(asm, a, how, b, block):
+        compare(asm, a, b)
+        asm.jump(("end", block), _UNLESS[how])
+        asm.label(("top", block))
+
+    def endwhile(asm, a, how, b, block):
+        compare(asm, a, b)
+        asm.jump(("top", block), how)
+        asm.label(("end", block))
+
+    return (if_, 0), (while_, 0), (endwhile, 0)
+
+
+def _a64_else(asm, block):
+    asm.jump(("end", block))
+    asm.label(("else", block))
+
+
+def _a64_endif(asm, block):
+    asm.label(("end", block))
+
+
+def _a64_call(asm, address, a, b, c, live):
+    """Call a C function of three arguments.  It may change x0..x17: those we need are put aside."""
+    aside = [x for x in live if x < 15]
+    aside += [15] * (len(aside) & 1)
+    pairs = [(aside[i], aside[i + 1], i) for i in range(0, len(aside), 2)]
+    mov = _W["mov.x"]
+    asm.code += [_W["stp.x"](*pair) for pair in pairs]
+    asm.code += (mov(16, address), mov(17, b), mov(15, c), mov(0, a), mov(1, 17), mov(2, 15),
+                  _W["blr"](16))
+    asm.code += [_W["ldp.x"](*pair) for pair in pairs]
+
+
+@functools.lru_cache(maxsize=None)
+def _arm64_rows(has_dot):
+    """Return {operation: (function, temporaries)}, made when the first kernel is encoded."""
+    recipes = {**_NEON_RECIPES, **(_DOT_RECIPES if has_dot else {})}
+    rows = {name: _recipe_row(name, recipe) for name, recipe in recipes.items()}
+    for name in ("mul", "min", "max"):
+        rows[name + "_imm"] = _a64_through_x16(name), 0
+    rows["if"], rows["while"], rows["endwhile"] = _a64_control(_a64_compare)
+    rows["if_imm"], rows["while_imm"], rows["endwhile_imm"] = _a64_control(_a64_compare_imm)
+    rows.update({name: (function, 0) for name, function in (
+        ("imm", _a64_imm), ("add_imm", _a64_add_imm), ("sub_imm", _a64_sub_imm),
+        ("iand_imm", _a64_logic_imm("and")), ("ior_imm", _a64_logic_imm("orr")), ("ixor_imm", _a64_logic_imm("eor")),
+        ("load_acquire", _a64_load_acquire), ("store_release", _a64_store_release),
+        ("fetch_add", _a64_fetch_add), ("prefetch", _a64_prefetch),
+        ("const", _a64_const), ("vmov", _a64_vmov), ("halves", _a64_halves), ("select", _a64_select),
+        ("load_high", _a64_load_high), ("load_f32_n", _a64_load_n), ("load_i32_n", _a64_load_n),
+        ("store_f32_n", _a64_store_n), ("store_i32_n", _a64_store_n), ("insert_i32", _a64_insert_i32),
+        ("blend_i32", _a64_blend_i32), ("shuffle_i32", _a64_shuffle_i32),
+        ("loop", _a64_loop), ("endloop", _a64_endloop), ("else", _a64_else), ("endif", _a64_endif), ("call", _a64_call))})
+    rows["load_i32_at"] = _a64_load_i32_at, 1
+    return rows
+
+
+class Arm64:
+    """The encoder of one kernel for arm64.  isa: "neon", or "neon_dot" with dot products."""
+
+    int_order = [*range(15), *range(19, 29)]
+    n_vectors = len(_PAIR)
+    parameters = (0, 1, 2)
+    unit_bytes = 4                              # code is a list of words
+    EMITTERS = ()                               # for `listing`, which reads the words themselves
+
+    def __init__(self, isa, abi):
+        self.abi = abi
+        self.rows = _arm64_rows(isa == "neon_dot")
+        self.code = []
+        self.labels, self.jumps = {}, []        # label -> place;  (place, label, condition)
+        self.constants = {}                     # 16 bytes -> [(place, register)]
+        self.blocks = None
+
+    def begin(self, ints, vectors, calls):
+        """Write the prologue: make room on the stack, put there what must be left as found.
+
+            sp + 0 .. 127   the registers that a `call` puts aside, in a kernel that calls
+            then            x19..x28, x29 and x30, d8..d15, those in use
+        """
+        self.saved = []                         # (pair to store, to load, register, register)
+        keep = sorted([x for x in ints if x >= 19]) + [29, 30] * calls
+        for verb, registers in (("x", keep + [15] * (len(keep) & 1)),
+                                ("d", [q for p in vectors if 8 <= _PAIR[p] < 16
+                                       for q in (_PAIR[p], _PAIR[p] + 1)])):
+            for i in range(0, len(registers), 2):
+                self.saved.append((verb, registers[i], registers[i + 1], 16 * calls + 2 * len(self.saved)))
+        self.frame_bytes = 128 * calls + 16 * len(self.saved)
+        if self.frame_bytes:
+            self.code.append(_W["sub.sp"](self.frame_bytes))
+        self.code += [_W["stp." + verb](*pair) for verb, *pair in self.saved]
+
+    def label(self, name):
+        self.labels[name] = len(self.code)
+
+    def jump(self, label, how=None):
+        """Jump to a label, if the comparison just made came out as `how`."""
+        self.jumps.append((len(self.code), label, how))
+        self.code.append(0)
+
+    def load_constant(self, d, data):
+        self.constants.setdefault(data, []).append((len(self.code), d))
+        self.code.append(0)
+
+    def finish(self):
+        """Write the epilogue and the constants, fill in jumps, and return the bytes."""
+        code = self.code
+        code += [_W["ldp." + verb](*pair) for verb, *pair in self.saved]
+        if self.frame_bytes:
+            code.append(_W["add.sp"](self.frame_bytes))
+        code.append(_W["ret"]())
+        self.n_code_bytes = 4 * len(code)
+        if self.constants:
+            code += [0] * (-len(code) % 4)
+        if len(code) + 4 * len(self.constants) >= 1 << 18:
+            raise ValueError(f"a kernel of {4 * len(code)} bytes, but arm64 jumps reach 1 MiB; unroll less")
+        for place, label, how in self.jumps:
+            distance = self.labels[label] - place
+            code[place] = _W["b.if"](_CONDITION[how], distance) if how else _W["b"](distance)
+        for data, uses in self.constants.items():
+            for place, d in uses:
+                code[place] = _W["ldr.qlit"](d, len(code) - place)
+            code += struct.unpack("<4I", data)
+        return struct.pack(f"<{len(code)}I", *code)
+
+    @staticmethod
+    def disassemble(data):
+        """Return the text of a word, given as 4 bytes: that of the first picture that it fits."""
+        word = int.from_bytes(data, "little")
+        for name, picture, text in _A64_ROWS:
+            base, fields = _a64_parts(picture, text)
+            if word & base == base:
+                values = {}
+                for letter, (width, shifts) in fields.items():
+                    value = (word >> shifts[0]) & ((1 << width) - 1)
+                    negative = letter.isupper() and value >> (width - 1)
+                    values[letter] = value - (1 << width) if negative else value
+                if _W[name](*values.values()) == word:
+                    return eval("f" + repr(text), globals(), values)
+        return f".word {word:#x}"
+
+
+ENCODERS["neon"] = ENCODERS["neon_dot"] = Arm64
+
+
+def _arm64_text(word):
+    """Return the text of a word: that of the first picture in the table that it fits."""
+    for name, picture, text in _A64_ROWS:
+        base, fields = _a64_parts(picture, text)
+        if word & base == base:
+            values = {}
+            for letter, (width, shifts) in fields.items():
+                value = word >> shifts[0] & ((1 << width) - 1)
+                values[letter] = value - (1 << width) if letter.isupper() and value >> (width - 1) else value
+            if _W[name](*values.values()) == word:
+                return eval("f" + repr(text), globals(), values)
+    return f".word {word:#x}"
 
 
 # ---------------------------------------------------------------------------------------
