@@ -5168,13 +5168,17 @@ class Products:
     """Where emit_matvec sends codes and scales: into dot products, then into y.
 
     x: register, the record of the first block   y: f32x8, one output a lane
+    ahead: register, memory to be fetched meanwhile, a line at a time; all at once would only
+    fill the queue of outstanding reads.
     Scales of more than one sub-block wait in the scratch, and so do the dot products of more
     than two: the codes do not come in the order in which the sums must be made.
     """
 
-    def __init__(self, k, format, x, y):
-        self.k, self.format, self.x, self.y = k, format, x, y
+    def __init__(self, k, format, x, y, ahead):
+        self.k, self.format, self.x, self.y, self.ahead = k, format, x, y, ahead
         self.length = stretch_of(format)
+        self.ahead_bytes = 8 * format.block_bytes * self.length // format.block_len
+        self.n_codes = self.n_lines = 0
         self.scales, self.dots = {}, {}
         self.many = format.scales is not None
         self.park = self.length > 64
@@ -5196,6 +5200,7 @@ class Products:
     def codes(self, i, v):
         k, sub = self.k, self.format.sub_len
         s = i // sub
+        self.fetch_ahead()
         if s not in self.dots:
             self.dots[s] = [emit_first_sum(k, self.format, self.x, s), 0]
         dot = self.dots[s]
@@ -5203,6 +5208,14 @@ class Products:
         dot[1] += 4
         if self.park and dot[1] == sub:
             k.store_i32x8(k.scratch, dot[0], 32 * s)
+
+    def fetch_ahead(self):
+        """Emit the fetching of a few lines, so that a stretch of codes fetches its share."""
+        per_codes = -(-self.ahead_bytes // 64) / (self.length // 4)
+        self.n_codes += 1
+        while self.n_lines < self.n_codes * per_codes:
+            self.k.prefetch(self.ahead, 64 * self.n_lines)
+            self.n_lines += 1
 
     def finish(self):
         """Emit the float steps of one stretch, in order."""
@@ -5215,7 +5228,8 @@ class Products:
             else:
                 scale, low = self.scales[s]
             emit_add_dot(k, self.y, dot, scale, low, self.x, s * sub, sub)
-        self.dots = {}
+        self.dots, self.n_codes, self.n_lines = {}, 0, 0
+        k.add(self.ahead, self.ahead_bytes, to=self.ahead)
         k.add(self.x, self.length // 32 * ACT_RECORD, to=self.x)
         if self.many:
             k.add(self.place, 64 * (self.length // sub), to=self.place)
@@ -5271,24 +5285,20 @@ def emit_matvec(k, format, n_in, lanes=8):
     n_rows and y_stride are there to have emit_matmul's arguments.
     """
     n_out, chunk_rows = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")[3:5]
-    row_bytes, block_bytes = format.n_bytes(n_in), format.block_bytes
+    row_bytes = format.n_bytes(n_in)
     steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
     row = k.chunk * chunk_rows
     end = k.min(row + chunk_rows, n_out)
     with k.while_(row, "<", end):
         first = k.min(row, emit_reload(k, "n_out") - lanes)
         base = emit_reload(k, "w") + first * row_bytes
-        ahead = base + 8 * row_bytes
-        out = Products(k, format, emit_reload(k, "x"), k.zero_f32x8())
+        out = Products(k, format, emit_reload(k, "x"), k.zero_f32x8(), base + 8 * row_bytes)
         block = EightRuns(k, base, steps)
         with k.loop(n_in // format.block_len):
-            for line in range(0, 8 * block_bytes, 64):
-                k.prefetch(ahead, line)
             out.start()
             emit_scales(k, format, block, out.keep)
             emit_codes(k, format, block, out)
-            base += block_bytes
-            ahead += 8 * block_bytes
+            base += format.block_bytes
         first = k.min(row, emit_reload(k, "n_out") - lanes)
         emit_store_lanes(k, emit_reload(k, "y") + (first << 2), out.y, lanes)
         row += 8
