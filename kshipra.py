@@ -6072,13 +6072,17 @@ class Products:
     """Where emit_matvec sends codes and scales: into dot products, then into y.
 
     x: register, the record of the first block   y: f32x8, one output a lane
+    ahead: register, memory to be fetched meanwhile, a line at a time; all at once would only
+    fill the queue of outstanding reads.
     Scales of more than one sub-block wait in the scratch, and so do the dot products of more
     than two: the codes do not come in the order in which the sums must be made.
     """
 
-    def __init__(self, k, format, x, y):
-        self.k, self.format, self.x, self.y = k, format, x, y
-        self.length = stretch_of(format)
+    def __init__(self, k, format, x, y, ahead):
+        self.k, self.format, self.x, self.y, self.ahead = k, format, x, y, ahead
+        self.bias, self.length = format.codes.bias, stretch_of(format)
+        self.ahead_bytes = 8 * format.block_bytes * self.length // format.block_len
+        self.n_codes = self.n_lines = 0
         self.scales, self.dots = {}, {}
         self.many = format.scales is not None
         self.park = self.length > 64
@@ -6100,13 +6104,22 @@ class Products:
     def codes(self, i, v):
         k, sub = self.k, self.format.sub_len
         s = i // sub
+        self.fetch_ahead()
         if s not in self.dots:
-            self.dots[s] = [emit_first_sum(k, self.format, self.x, s), 0]
+            self.dots[s] = [emit_first_sum(k, self.format, self.bias, self.x, s), 0]
         dot = self.dots[s]
-        emit_dot(k, self.format, dot[0], v, self.x, i // 32 * ACT_RECORD + i % 32)
+        emit_dot(k, self.format, self.bias, dot[0], v, self.x, i // 32 * ACT_RECORD + i % 32)
         dot[1] += 4
         if self.park and dot[1] == sub:
             k.store_i32x8(k.scratch, dot[0], 32 * s)
+
+    def fetch_ahead(self):
+        """Emit the fetching of a few lines, so that a stretch of codes fetches its share."""
+        per_codes = -(-self.ahead_bytes // 64) / (self.length // 4)
+        self.n_codes += 1
+        while self.n_lines < self.n_codes * per_codes:
+            self.k.prefetch(self.ahead, 64 * self.n_lines)
+            self.n_lines += 1
 
     def finish(self):
         """Emit the float steps of one stretch, in order."""
@@ -6119,7 +6132,8 @@ class Products:
             else:
                 scale, low = self.scales[s]
             emit_add_dot(k, self.y, dot, scale, low, self.x, s * sub, sub)
-        self.dots = {}
+        self.dots, self.n_codes, self.n_lines = {}, 0, 0
+        k.add(self.ahead, self.ahead_bytes, to=self.ahead)
         k.add(self.x, self.length // 32 * ACT_RECORD, to=self.x)
         if self.many:
             k.add(self.place, 64 * (self.length // sub), to=self.place)
@@ -6128,22 +6142,28 @@ class Products:
 PARKED = 256                            # scratch: 8 dot products, then the scales
 
 
-def emit_first_sum(k, format, x, s, disp=0):
+def is_int8(format):
+    """Whether the codes fill their bytes, and so have a sign; all others are biased."""
+    return format.codes.low[0][3] == 8
+
+
+def emit_first_sum(k, format, bias, x, s, disp=0):
     """Return what a dot product of sub-block s starts from: less its bias times the codes of x.
 
-    The bias is a power of two; the record holds the sum of the codes, negative.
+    bias: a power of two, or 0   The record, at x + disp for s = 0, holds the sum of the codes,
+    negative, so it is this sum shifted.
     """
-    if not format.codes.bias:
+    if not bias:
         return k.zero_i32x8()
     at = s * format.sub_len
     minus = ACT_MINUS[format.sub_len][at % 32 // format.sub_len]
-    return k.broadcast_i32x8(x, disp + at // 32 * ACT_RECORD + minus) << (
-        format.codes.bias.bit_length() - 1)
+    record = disp + at // 32 * ACT_RECORD
+    return k.broadcast_i32x8(x, record + minus) << (bias.bit_length() - 1)
 
 
-def emit_dot(k, format, dot, v, x, disp):
+def emit_dot(k, format, bias, dot, v, x, disp):
     """Emit dot += the products of v's codes and the four activation codes at x + disp."""
-    if format.codes.low[0][3] == 8:
+    if is_int8(format) and not bias:
         k.dot4_ss(dot, v, k.broadcast_i32x8(x, disp))
     else:
         k.dot4_us_m(dot, v, x, disp)
@@ -6175,24 +6195,20 @@ def emit_matvec(k, format, n_in, lanes=8):
     n_rows and y_stride are there to have emit_matmul's arguments.
     """
     n_out, chunk_rows = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")[3:5]
-    row_bytes, block_bytes = format.n_bytes(n_in), format.block_bytes
+    row_bytes = format.n_bytes(n_in)
     steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
     row = k.chunk * chunk_rows
     end = k.min(row + chunk_rows, n_out)
     with k.while_(row, "<", end):
         first = k.min(row, emit_reload(k, "n_out") - lanes)
         base = emit_reload(k, "w") + first * row_bytes
-        ahead = base + 8 * row_bytes
-        out = Products(k, format, emit_reload(k, "x"), k.zero_f32x8())
+        out = Products(k, format, emit_reload(k, "x"), k.zero_f32x8(), base + 8 * row_bytes)
         block = EightRuns(k, base, steps)
         with k.loop(n_in // format.block_len):
-            for line in range(0, 8 * block_bytes, 64):
-                k.prefetch(ahead, line)
             out.start()
             emit_scales(k, format, block, out.keep)
             emit_codes(k, format, block, out)
-            base += block_bytes
-            ahead += 8 * block_bytes
+            base += format.block_bytes
         first = k.min(row, emit_reload(k, "n_out") - lanes)
         emit_store_lanes(k, emit_reload(k, "y") + (first << 2), out.y, lanes)
         row += 8
@@ -6229,10 +6245,13 @@ def matmul_scratch_bytes(format, n_in, chunk_rows):
 
 
 class Panel:
-    """Where codes and scales are sent to be kept: the record at register `at` and those after it."""
+    """Where codes and scales are sent to be kept: the record at register `at` and those after it.
 
-    def __init__(self, k, format, at):
-        self.k, self.format, self.at = k, format, at
+    bias: what the kept codes are more than the true ones, see emit_matmul.
+    """
+
+    def __init__(self, k, format, at, bias):
+        self.k, self.format, self.at, self.bias = k, format, at, bias
         self.record_bytes = panel_record_bytes(format)
 
     def keep(self, s, scale, low):
@@ -6244,22 +6263,24 @@ class Panel:
             self.k.store_f32x8(self.at, low, disp + 32)
 
     def codes(self, i, v):
+        if self.bias == 128:
+            v = self.k.xor(v, self.k.const_i8x32(-128).i32)
         self.k.store_i32x8(self.at, v, i // 32 * self.record_bytes + i % 32 * 8)
 
     def finish(self):
         self.k.add(self.at, stretch_of(self.format) // 32 * self.record_bytes, to=self.at)
 
 
-def emit_panel(k, format, block, n_blocks, at):
+def emit_panel(k, format, block, n_blocks, at, bias):
     """Emit the unpacking of n_blocks blocks of eight runs into the panel at register `at`."""
-    out = Panel(k, format, at)
+    out = Panel(k, format, at, bias)
     with k.loop(n_blocks):
         emit_scales(k, format, block, out.keep)
         emit_codes(k, format, block, out)
         k.add(block.base, format.block_bytes, to=block.base)
 
 
-def emit_tile(k, format, n_in, panel, x, x_step, n_columns):
+def emit_tile(k, format, bias, n_in, panel, x, x_step, n_columns):
     """Return y, an f32x8 for each of n_columns rows of activations: the panel times those rows.
 
     panel, x: registers, which move: the first records   x_step: bytes from block to block
@@ -6268,11 +6289,12 @@ def emit_tile(k, format, n_in, panel, x, x_step, n_columns):
     y = [k.zero_f32x8() for _ in range(n_columns)]
     with k.loop(n_in // 32):
         for s in range(32 // sub):
-            dots = [emit_first_sum(k, format, x, s, ACT_RECORD * c) for c in range(n_columns)]
+            dots = [emit_first_sum(k, format, bias, x, s, ACT_RECORD * c)
+                    for c in range(n_columns)]
             for i in range(s * sub, (s + 1) * sub, 4):
                 v = k.load_i32x8(panel, 8 * i)
                 for c, dot in enumerate(dots):
-                    emit_dot(k, format, dot, v, x, ACT_RECORD * c + i)
+                    emit_dot(k, format, bias, dot, v, x, ACT_RECORD * c + i)
             at = 256 + s * _scales_bytes(format)
             scale = k.load_f32x8(panel, at)
             for c, dot in enumerate(dots):
@@ -6286,23 +6308,26 @@ def emit_tile(k, format, n_in, panel, x, x_step, n_columns):
 TILES = (ACT_GROUP, 4, 2, 1)            # rows of activations at a time; 6 fill the registers
 
 
-def emit_matmul(k, format, n_in, lanes=8):
+def emit_matmul(k, format, n_in, lanes=8, full_u8=False):
     """Emit matmul_naive for all rows of activations and rows chunk * chunk_rows ... of w.
 
     w: packed rows of n_in weights   x: records (n_in / 32, n_rows)   y: f32, rows y_stride
     bytes apart.  chunk_rows: a multiple of 8.  scratch: matmul_scratch_bytes.
     lanes: 8, or n_out if that is less; then the surplus lanes repeat the last row.
+    full_u8: whether dot4_us is right for bytes up to 255, as in VNNI; then int8 codes are kept
+    as code + 128, which spares their signs' special handling.
     """
     n_out, chunk_rows = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")[3:5]
     row_bytes = format.n_bytes(n_in)
     steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
+    bias = 128 if is_int8(format) and full_u8 else format.codes.bias
     row = k.chunk * chunk_rows
     end = k.min(row + chunk_rows, n_out)
     panel = k.copy(k.scratch)
     with k.while_(row, "<", end):
         first = k.min(row, emit_reload(k, "n_out") - lanes)
         block = EightRuns(k, emit_reload(k, "w") + first * row_bytes, steps)
-        emit_panel(k, format, block, n_in // format.block_len, panel)
+        emit_panel(k, format, block, n_in // format.block_len, panel, bias)
         row += 8
     x, y, rows_left = [emit_reload(k, name) for name in ("x", "y", "n_rows")]
     group_step = k.rem(rows_left, k.imm(ACT_GROUP)) << 6
@@ -6316,7 +6341,7 @@ def emit_matmul(k, format, n_in, lanes=8):
             k.mov(panel, k.scratch)
             k.mov(row, k.chunk * emit_reload(k, "chunk_rows"))
             with k.while_(row, "<", end):
-                tile = emit_tile(k, format, n_in, panel, k.copy(x), x_step, n_columns)
+                tile = emit_tile(k, format, bias, n_in, panel, k.copy(x), x_step, n_columns)
                 out = y + (k.min(row, emit_reload(k, "n_out") - lanes) << 2)
                 y_stride = emit_reload(k, "y_stride")
                 for v in tile:
@@ -6434,7 +6459,7 @@ def emit_embed(k, format, n_in):
         first = k.min(done, n_blocks - lanes)
         block = EightRuns(k, w + first * format.block_bytes,
                           [i * format.block_bytes for i in steps])
-        emit_panel(k, format, block, 1, k.copy(k.scratch))
+        emit_panel(k, format, block, 1, k.copy(k.scratch), format.codes.bias)
         emit_decode(k, format, k.copy(k.scratch), y + first * (4 * block_len),
                     [4 * block_len * i for i in steps])
         done += 8
@@ -6448,17 +6473,19 @@ def emit_decode(k, format, panel, y, steps):
             at = 256 + s * _scales_bytes(format)
             scale = k.load_f32x8(panel, at)
             low = k.load_f32x8(panel, at + 32) if format.m_off is not None else None
-            for i in range(s * sub, (s + 1) * sub, 4):
-                v = k.load_i32x8(panel, 8 * i)
-                floats = [k.i32_to_f32(emit_byte(k, v, j, format.codes)) * scale
-                          for j in range(4)]
+            codes = panel + 8 * sub * s
+            with k.loop(sub // 4):
+                v = k.load_i32x8(codes)
+                floats = [k.i32_to_f32(emit_byte(k, v, i, format.codes)) * scale
+                          for i in range(4)]
                 if low:
                     floats = [f + low for f in floats]
                 for lane, f in enumerate(emit_turn(k, [f.i32 for f in floats])):
-                    k.store_i8x16(y, f, steps[lane] + 4 * i)
-                    k.store_i8x16(y, k.halves(f, f, 1, 1), steps[lane + 4] + 4 * i)
+                    k.store_i8x16(y, f, steps[lane])
+                    k.store_i8x16(y, k.halves(f, f, 1, 1), steps[lane + 4])
+                codes += 32
+                y += 16
         panel += panel_record_bytes(format)
-        y += 128
 
 
 # ---------------------------------------------------------------------------------------
