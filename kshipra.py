@@ -8180,11 +8180,15 @@ class PagePool:
         return page * self.page_bytes + self.layer_offs[layer] + vector * self.value_bytes
 
     def write(self, layer, seq, pos, k, v):
-        """Store one position's k and v, each (n_kv_heads * head_dim,), rounded to kv_type."""
+        """Store one position's k and v, each (n_kv_heads * head_dim,), rounded to kv_type.
+
+        Raises KshipraError for what is not finite, which f16 would clamp.
+        """
         page, slot = seq.table[pos // self.page_size], pos % self.page_size
         n_kv_heads, head_dim = self.layers[layer]
         n = head_dim * self.value_bytes
         for which, row in enumerate((k, v)):
+            check_finite(row)
             data = f32_to_f16(row) if self.kv_type == "f16" else row.tobytes()
             for head in range(n_kv_heads):
                 at = self.offset(layer, page, which, head, slot)
@@ -8449,7 +8453,7 @@ class Hparams:
         """Raise the error that a hyperparameter's value deserves."""
         gguf_key, config_keys = KEYS[name]
         key = f"{self.arch_name}.{gguf_key}" if self.is_gguf else config_keys[0]
-        raise KshipraError(f"{key} ({name}) is {value!r}: {why}; the file is damaged or of a kind "
+        raise KshipraError(f"{key} ({name}) is {_quote(value)}: {why}; the file is damaged or of a kind "
                            "that is not supported", self.path)
 
     def integer(self, name, default=None):

@@ -67,15 +67,19 @@ def test_what_was_written_is_read(page_size, kv_type):
         check(seq, book, lowest)
 
 
-def test_f16_clamps_and_keeps_nan():
+def test_f16_clamps_what_is_large_and_refuses_what_is_not_finite():
     pool = PagePool([(1, 8)], 1, 64, "f16")
     seq = Sequence(pool)
     seq.reserve(0, 1)
-    row = array("f", [1e5, -1e30, math.inf, -math.inf, math.nan, 65519, 1e-8, 0.1])
+    row = array("f", [1e5, -1e30, 3e38, -65504, 65519, 1e-8, 0.1, -0.0])
     pool.write(0, seq, 0, row, row)
     (_, keys, values), = pool.chunks(0, seq, 0, 0, 1)
-    assert list(keys[:4]) == [65504, -65504, 65504, -65504] and math.isnan(keys[4])
-    assert keys[5] == 65504 and keys[6] == 0 and keys[7] == kshipra.f32(0.0999755859375)
+    assert keys == values
+    assert list(keys) == [65504, -65504, 65504, -65504, 65504, 0, 0.0999755859375, 0]
+    for bad in (math.inf, -math.inf, math.nan):
+        row[3] = bad
+        with pytest.raises(KshipraError, match="infinite or not a number"):
+            pool.write(0, seq, 0, row, row)
 
 
 @pytest.mark.parametrize("size", [-64, -1, 0, 1, 4, 7, 9, 12, 24, 48, 63, 65, 96, 100])
