@@ -23,6 +23,7 @@ Read it, top to bottom:
     7. Model
     8. Sampling
     9. Decoding
+    11. Tools
     12. Front doors
     13. The model in the file
 
@@ -54,6 +55,7 @@ import random
 import re
 import struct
 import sys
+import threading
 import time
 import unicodedata
 import zlib
@@ -7313,6 +7315,214 @@ class Generation:
                 yield text
         finally:
             tokens.close()
+
+
+# ---------------------------------------------------------------------------------------
+# 11. Tools
+#
+# Where does the time go, and why there?  A profile runs the model on operations that call
+# the real ones and note of each call its seconds, the bytes it cannot avoid to move and the
+# arithmetic it cannot avoid to do.  The limits of the machine are measured by emitted loops
+# that only read, or only compute.  An operation that does little for each byte waits for
+# memory, one that does much for the arithmetic units: bytes / read speed and operations /
+# compute speed are two times, and no kernel can beat the longer one.
+#
+# Source: Williams, Waterman and Patterson (2009), "Roofline", Communications of the ACM 52.
+
+class Profile:
+    """The operations of another backend, each call timed.
+
+    lines: {operation: [calls, seconds, bytes, operations]}
+    """
+
+    OPERATIONS = ("embed", "matmul", "add", "mul", "rms_norm", "layer_norm", "rope", "silu", "gelu",
+                  "attention", "softcap")
+
+    def __init__(self, ops):
+        self.ops, self.lines = ops, {}
+
+    def __getattr__(self, name):        # only asked for what is not here: the backend's own
+        found = getattr(self.ops, name)
+        if name not in self.OPERATIONS:
+            return found
+
+        def timed(*args):
+            begun = time.perf_counter()
+            out = found(*args)
+            self.note(*cost(name, args, out), time.perf_counter() - begun)
+            return out
+
+        return timed
+
+    def note(self, operation, n_bytes, n_operations, seconds):
+        """Add one call."""
+        line = self.lines.setdefault(operation, [0, 0.0, 0, 0])
+        for i, value in enumerate((1, seconds, n_bytes, n_operations)):
+            line[i] += value
+
+    def run(self, forward, model, batch):
+        """Run a forward pass on the timed operations."""
+        return forward(model, self, batch)
+
+
+OPERATIONS_EACH = {"rms_norm": 4, "layer_norm": 7, "rope": 3, "silu": 20, "gelu": 26, "softcap": 26}
+
+
+def cost(name, args, out):
+    """Return (operation, bytes, operations) of one call: what it must move and compute.
+
+    A matrix counts its weights once, a row of activations 4 bytes a number; attention reads
+    every position that its rows see, once for the rows of one sequence.
+    """
+    n_out = sum(map(len, out))
+    if name == "matmul":
+        w, x = args
+        return (f"matmul {w.format.name}", w.n_bytes + 4 * (n_out + sum(map(len, x))),
+                2 * n_out * w.shape[1])
+    if name == "embed":
+        w, tokens = args
+        return name, len(tokens) * w.row_bytes + 4 * n_out, n_out
+    if name == "attention":
+        q, _, _, batch, _, spec = args
+        seen = [min(pos + 1, spec.window or pos + 1) for pos in batch.positions]
+        ends = {}
+        for seq, n in zip(batch.sequences, seen):
+            ends[id(seq)] = max(n, ends.get(id(seq), 0))
+        kv_bytes = 2 * spec.n_kv_heads * spec.head_dim * batch.cache.value_bytes
+        return (name, sum(ends.values()) * kv_bytes + 8 * n_out,
+                4 * sum(seen) * spec.n_heads * spec.head_dim)
+    n_in = sum(len(row) for x in args[:2] if isinstance(x, list) for row in x
+               if isinstance(row, array))
+    return name, 4 * (n_in + n_out), OPERATIONS_EACH.get(name, 1) * n_out
+
+
+def profile(model, prompt, n):
+    """Run a prompt and n tokens after it, greedily, on timed operations.
+
+    prompt: token ids   -> {"prefill" and "decode": [a dict for each operation]}
+    """
+    found, seq, ops = {}, Sequence(model.cache), model.ops
+    try:
+        for phase in ("prefill", "decode"):
+            model.ops = Profile(ops)
+            if phase == "prefill":
+                logits = prefill(model, seq, prompt)
+            else:
+                for _ in range(n):
+                    token = ops.argmax(logits)
+                    logits = model.step([(token, len(seq.tokens), seq)])[0]
+            found[phase] = [
+                dict(zip(("operation", "calls", "seconds", "bytes", "operations"), (name, *line)))
+                for name, line in model.ops.lines.items()]
+    finally:
+        model.ops = ops
+        seq.truncate(0)
+    return found
+
+
+# The loops that find the limits: each does one thing, on eight independent registers, so
+# that no instruction waits for the one before.
+
+def emit_read_only(k):
+    """Read n times 256 bytes from `data`, and no more than look at them."""
+    data, n, out = k.args("data", "n", "out")
+    seen = [k.zero_i32x8() for _ in range(4)]
+    with k.loop(n):
+        k.prefetch(data, 4096)
+        k.prefetch(data, 4096 + 64)
+        k.prefetch(data, 4096 + 128)
+        k.prefetch(data, 4096 + 192)
+        for i in range(8):
+            seen[i % 4] |= k.load_i32x8(data, 32 * i)
+        k.advance(data=256)
+    k.store_i32x8(out, (seen[0] | seen[1]) | (seen[2] | seen[3]))
+
+
+def emit_dot_only(k):
+    """Do n times eight dot products of 32 int8 numbers, 512 operations, on registers."""
+    n, out = k.args("n", "out")
+    x, y = k.const_i8x32(3), k.const_i8x32(-5)
+    sums = [k.zero_i32x8() for _ in range(8)]
+    with k.loop(n):
+        for i in range(8):
+            k.dot4_us(sums[i], x, y, to=sums[i])
+    for total in sums[1:]:
+        sums[0] += total
+    k.store_i32x8(out, sums[0])
+
+
+def emit_multiply_add_only(k):
+    """Do n times eight multiplications and additions of eight floats, 128 operations."""
+    n, out = k.args("n", "out")
+    x = k.const_f32x8(1.0)
+    sums = [k.zero_f32x8() for _ in range(8)]
+    with k.loop(n):
+        for i in range(8):
+            sums[i] += x * x
+    for total in sums[1:]:
+        sums[0] += total
+    k.store_f32x8(out, sums[0])
+
+
+def usable_cores():
+    """Return how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+READ_BYTES = 128 << 20                  # read by each thread: more than any cache keeps
+
+
+def ceilings(threads=None):
+    """Measure what this machine can do, or return None where code cannot be generated.
+
+    -> {"read_bytes_s", "int8_ops_s", "f32_ops_s", "threads"}: the best of several tries
+    """
+    isa, _ = choose_isa(os.environ)
+    if isa is None:
+        return None
+    n_threads = threads or usable_cores()
+    kernels = [build(emit) for emit in (emit_read_only, emit_dot_only, emit_multiply_add_only)]
+    code, _ = compile_kernels(kernels, isa)
+    if code is None:
+        return None
+    data = [bytearray(b"\1") * READ_BYTES for _ in range(n_threads)]
+    outs = [bytearray(32) for _ in range(n_threads)]
+
+    def address(buffer):
+        return ctypes.addressof((ctypes.c_char * len(buffer)).from_buffer(buffer))
+
+    def speed(i, fields, amount):
+        """Return amount over the seconds that kernel i takes on all threads, at best."""
+        arrays = [kernels[i].args_array(out=address(out), **fields(t)) for t, out in enumerate(outs)]
+        best = math.inf
+        for _ in range(5):
+            team = [threading.Thread(target=code.function(i), args=(a.buffer_info()[0], 0, 0))
+                    for a in arrays]
+            begun = time.perf_counter()
+            for thread in team:
+                thread.start()
+            for thread in team:
+                thread.join()
+            best = min(best, time.perf_counter() - begun)
+        return n_threads * amount / best
+
+    n_reads, n_rounds = READ_BYTES // 256 - 20, 2_000_000       # what is prefetched lies inside
+    found = {
+        "read_bytes_s": speed(0, lambda t: {"data": address(data[t]), "n": n_reads}, 256 * n_reads),
+        "int8_ops_s": speed(1, lambda t: {"n": n_rounds}, 512 * n_rounds),
+        "f32_ops_s": speed(2, lambda t: {"n": n_rounds}, 128 * n_rounds), "threads": n_threads}
+    code.close()
+    return found
+
+
+def against_ceiling(line, limits):
+    """Return (percent of the best possible speed, which limit it is) for a line of a profile."""
+    peak = limits["int8_ops_s" if line["operation"].startswith("matmul Q") else "f32_ops_s"]
+    move_s, do_s = line["bytes"] / limits["read_bytes_s"], line["operations"] / peak
+    bound = "memory-bound" if move_s >= do_s else "compute-bound"
+    return 100 * max(move_s, do_s) / max(line["seconds"], 1e-9), bound
 
 
 # ---------------------------------------------------------------------------------------
