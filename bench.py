@@ -29,7 +29,6 @@ import os
 import platform
 import random
 import re
-import statistics
 import struct
 import subprocess
 import sys
@@ -41,7 +40,7 @@ from array import array
 from typing import NamedTuple, Optional
 
 import kshipra
-from kshipra import FORMATS, KshipraError
+from kshipra import FORMATS, KshipraError, aligned, count, duration, short
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -349,13 +348,15 @@ def serve(open_engine):
 class Process:
     """An engine in a process of its own; ask(do, ...) sends a command and returns the answer."""
 
-    def __init__(self, python, opener, job, parts=(), limit_s=3600):
+    def __init__(self, python, opener, job, limit_s=3600):
         self.name, self.limit_s = opener.__name__, limit_s
-        parts = [resident_mb, timed, serve, *parts, opener]
-        source = "import json, os, sys, time\n" + "\n\n".join(map(inspect.getsource, parts)) \
-            + f"\n\nserve({opener.__name__})\n"
+        parts = [resident_mb, timed, serve, *map(globals().get, PARTS.get(opener.__name__, ())), opener]
+        source = "import json, os, sys, time\n"
+        if opener.__name__ in PARTS:        # of ours; another engine shall not pay for it
+            source += f"sys.path.insert(0, {HERE!r})\nimport kshipra\nfrom array import array\n"
+        source += "\n\n".join(map(inspect.getsource, parts)) + f"\n\nserve({opener.__name__})\n"
         self.errors = tempfile.TemporaryFile()
-        job = {"mark": MARK, "here": HERE, **job}
+        job = {"mark": MARK, **job}
         self.process = subprocess.Popen([python, "-c", source, json.dumps(job)], text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=self.errors)
@@ -401,9 +402,21 @@ class Process:
         self.errors.close()
 
 
+PARTS = {       # the processes of ours, and the functions each of them calls
+    "open_kshipra": [], "open_ceilings": [],
+    "open_rung": ["open_model", "matrices", "estimate_row_s", "batch_tokens_per_s", "ledger_mb",
+                  "profile"],
+}
+
+
+def median(values):
+    values = sorted(values)
+    return (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
+
+
 def figure(values):
     """Return what is reported of repeated measurements of one thing."""
-    return {"median": statistics.median(values), "min": min(values), "max": max(values),
+    return {"median": median(values), "min": min(values), "max": max(values),
             "n": len(values)}
 
 
@@ -567,21 +580,19 @@ def float_copy(path, out):
 
 
 def open_model(job):
-    """Return the Model of a rung.   job: fields of Rung, and path, ctx_size"""
+    """Return the Model of a rung.   job: fields of Rung, and path, ctx_size, perhaps page_size"""
+    sizes = {"ctx_size": job["ctx_size"], "page_size": job.get("page_size")}
     if job["device"] != "python":
-        return kshipra.load(job["path"], device=job["device"], threads=job["threads"],
-                            ctx_size=job["ctx_size"])
+        return kshipra.load(job["path"], device=job["device"], threads=job["threads"], **sizes)
     checkpoint = kshipra.open_checkpoint(job["path"])
     return kshipra.Model(checkpoint, kshipra.tokenizer_of(checkpoint),
-                         kshipra.Reference(job["matmul"]), ctx_size=job["ctx_size"])
+                         kshipra.Reference(job["matmul"]), **sizes)
 
 
 def open_rung(job):
     """Serve a rung: its tokens, its memory, its time by operation."""
-    sys.path.insert(0, job["here"])
-    import bench
     base_mb = resident_mb()[0]
-    model = bench.open_model(job)
+    model = open_model(job)
 
     def stream(prompt):
         model.session.truncate(0)       # nothing of the last run is reused
@@ -590,10 +601,10 @@ def open_rung(job):
 
     return {
         "stream": stream,
-        "estimate": lambda: bench.estimate_row_s(model, job["matmul"]),
-        "ledger": lambda **sizes: bench.ledger(model, base_mb, **sizes),
-        "profile": lambda **sizes: bench.profile(model, **sizes),
-        "batch": lambda **sizes: bench.batch_tokens_per_s(model, **sizes),
+        "estimate": lambda: estimate_row_s(model, job["matmul"]),
+        "ledger": lambda **sizes: ledger_mb(model, base_mb, **sizes),
+        "profile": lambda **sizes: profile(model, **sizes),
+        "batch": lambda **sizes: batch_tokens_per_s(model, **sizes),
         "facts": lambda: {"device": model.ops.name, "isa": model.ops.isa,
                           "threads": model.ops.n_threads},
     }
@@ -631,11 +642,7 @@ def estimate_row_s(model, matmul, rows=8):
 
 def batch_tokens_per_s(model, prompt, n, n_sequences):
     """Return the tokens a second of n_sequences texts that decode side by side, one step each."""
-    pool_size = model.ctx_size
     model.session.truncate(0)
-    if n_sequences * (len(prompt) + n) > pool_size:
-        raise KshipraError(f"{n_sequences} sequences of {len(prompt) + n} do not fit in "
-                           f"{pool_size} positions")
     sequences = [kshipra.Sequence(model.cache) for _ in range(n_sequences)]
     try:
         last = []
@@ -680,7 +687,7 @@ def measure_rung(rung, paths, prompt, n, ctx_size, settings, say):
                     run = process.ask("generate", prompt=prompt, n=n)     # the first one warmed up
                 runs.append(run)
         now_mb, peak_mb = process.ask("memory")
-        ledger_mb = process.ask("ledger", n_prompt=n_ahead, n=len(runs[0]["token_s"]))
+        held_mb = process.ask("ledger", n_prompt=n_ahead, n=len(runs[0]["token_s"]))
     if any(run["tokens"] != runs[0]["tokens"][:len(run["tokens"])] for run in runs):
         raise KshipraError(f"rung {rung.name}: two greedy runs gave different tokens; this is a "
                            "fault of kshipra, so report it with this machine's results.json")
@@ -691,9 +698,9 @@ def measure_rung(rung, paths, prompt, n, ctx_size, settings, say):
         "load_s": process.opened["load_s"],
         "ttft_s": figure([run["token_s"][0] for run in runs]),
         "token_ms": figure([1000 / tokens_per_s(run) for run in runs]),
-        "total_s": [statistics.median(math.fsum(run["token_s"][:i + 1]) for run in runs)
+        "total_s": [median(math.fsum(run["token_s"][:i + 1]) for run in runs)
                     for i in range(n_done)],
-        "tokens": runs[0]["tokens"], "rss_mb": peak_mb, "ledger_mb": ledger_mb,
+        "tokens": runs[0]["tokens"], "rss_mb": peak_mb, "ledger_mb": held_mb,
     }
 
 
@@ -727,26 +734,10 @@ def refuse_different_tokens(rungs):
 # against what this machine can do (kshipra, chapter 11): an operation that does few
 # operations for each byte waits for memory, one that does many for the arithmetic units.
 
-def ledger(model, base_mb, n_prompt, n):
-    """Return {name: MB} of what a model holds after n tokens of a text; base_mb: the rest of Python.
-
-    activations: the rows of the widest step; scores: of one row's heads, since a chunk of
-    them is merged before the next is computed, a matrix of all would be n_heads * S * S.
-    """
-    hp, ops = model.hparams, model.ops
-    tensors = model.checkpoint.tensors.values()
-    n_rows = min(model.prefill_rows, n_prompt)
-    q_dim, kv_dim = hp.n_heads * hp.head_dim, hp.n_kv_heads * hp.head_dim
-    widths = 3 * hp.hidden + 2 * q_dim + 2 * kv_dim + 2 * hp.ffn
-    position_bytes = model.cache.page_bytes / model.cache.page_size
-    held_bytes = {
-        "weights": sum(t.n_bytes for t in tensors),
-        "unpacked": getattr(ops, "prepared_bytes", 0),
-        "KV": position_bytes * (n_prompt + n),
-        "activations": 4 * (n_rows * widths + hp.n_vocab),
-        "scores": 4 * kshipra.CHUNK * hp.n_heads,
-    }
-    held = {name: round(n_bytes / 1e6, 3) for name, n_bytes in held_bytes.items()}
+def ledger_mb(model, base_mb, n_prompt, n):
+    """Return {name: MB} of what a process holds after n tokens; base_mb: before the model."""
+    held = {name: round(n_bytes / 1e6, 3)
+            for name, n_bytes in kshipra.ledger(model, n_prompt, n_prompt + n).items()}
     if base_mb is not None:
         held["Python"] = base_mb
         held["rest"] = round(max(0.0, resident_mb()[1] - sum(held.values())), 1)
@@ -754,19 +745,11 @@ def ledger(model, base_mb, n_prompt, n):
 
 
 def profile(model, prompt, n):
-    """Return the profile of reading prompt and of n tokens after it, as SCHEMA has it.
-
-    -> [{"phase", "rows", "lines"}]
-    """
+    """Return the profile of reading prompt and of n tokens after it, as SCHEMA has it."""
     model.session.truncate(0)
-    found = kshipra.profile(model, prompt, n)
-    return [{"phase": phase, "rows": min(model.prefill_rows, len(prompt)) if phase == "prefill" else 1,
-             "lines": lines} for phase, lines in found.items()]
-
-
-def against_ceiling(line, ceilings):
-    """Return (percent of what the machine allows, which limit binds) for one line of a profile."""
-    return kshipra.against_ceiling(line, ceilings)
+    rows = {"prefill": min(model.prefill_rows, len(prompt)), "decode": 1}
+    return [{"phase": phase, "rows": rows[phase], "lines": lines}
+            for phase, lines in kshipra.profile(model, prompt, n).items()]
 
 
 # ---------------------------------------------------------------------------------------
@@ -780,8 +763,6 @@ def against_ceiling(line, ceilings):
 
 def open_kshipra(job):
     """Serve this engine as a program would use it."""
-    sys.path.insert(0, job["here"])
-    import kshipra
     model = kshipra.load(job["path"], device=job["device"], threads=job["threads"],
                          ctx_size=job["ctx_size"])
 
@@ -1047,32 +1028,6 @@ def read_results(path):
     return value
 
 
-def short(x, unit=""):
-    """Return a number in three digits or so, as people write it."""
-    if x is None:
-        return "-"
-    if x == 0:
-        return "0" + unit
-    digits = max(0, 2 - math.floor(math.log10(abs(x)))) if abs(x) < 1000 else 0
-    return f"{x:,.{min(digits, 6)}f}{unit}"
-
-
-def duration(seconds):
-    """Return seconds in the unit that keeps them short."""
-    for least, factor, unit in ((1, 1, " s"), (1e-3, 1e3, " ms"), (0, 1e6, " us")):
-        if seconds >= least:
-            return short(seconds * factor, unit)
-    return "-"
-
-
-def count(x, unit=""):
-    """Return a large number with a metric prefix."""
-    for least, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if x >= least:
-            return f"{short(x / least)} {prefix}{unit}"
-    return f"{short(x)} {unit}".strip()
-
-
 def range_text(f, scale=1.0):
     """Return a figure as median and how far its range reaches to both sides."""
     if f["n"] < 2:
@@ -1119,26 +1074,10 @@ def ledger_table(results):
 
 def profile_table(results, part):
     """Return the table of one phase: where its time goes, and against what limit it runs."""
-    ceilings = results["ceilings"]
-    total = math.fsum(line["seconds"] for line in part["lines"])
-    rows = []
-    for line in sorted(part["lines"], key=lambda line: -line["seconds"]):
-        share, intensity = line["seconds"] / total, line["operations"] / max(1, line["bytes"])
-        row = [line["operation"], str(line["calls"]), duration(line["seconds"]), f"{share:.1%}",
-               count(line["bytes"], "B"), count(line["operations"], "op"), short(intensity)]
-        if ceilings:
-            percent, bound = against_ceiling(line, ceilings)
-            row += [f"{percent:.0f}%", bound]
-        rows.append(row)
-    heads = ["<operation", "calls", "time", "share", "moved", "done", "op/B"]
-    if ceilings:
-        heads += ["of limit", "<limit"]
-    limits = "" if not ceilings else (
-        f"  Limits measured here on {ceilings['threads']} threads: reading "
-        f"{count(ceilings['read_bytes_s'], 'B/s')}, int8 {count(ceilings['int8_ops_s'], 'op/s')}, "
-        f"float32 {count(ceilings['f32_ops_s'], 'op/s')}.")
+    heads, rows = kshipra.profile_rows(part["lines"], results["ceilings"])
     return Table(f"Where the time of {part['phase']} goes",
-                 f"rung {part['rung']}, {part['rows']} rows a step.{limits}", heads, rows)
+                 f"rung {part['rung']}, rows a step: {part['rows']}; "
+                 f"{kshipra.limits_text(results['ceilings'])}.", heads, rows)
 
 
 def peer_table(results):
@@ -1157,7 +1096,7 @@ def peer_table(results):
              f"{peer['decode_tokens']} tokens decoded, {peer['prefill_tokens']} read."
              for peer in results["peers"]]
     return Table("Beside others", "same file, same threads, runs in turns; ratio above 1: kshipra "
-                 "is better.  " + "  ".join(notes + results["skipped"]),
+                 "is better.  " + "  ".join(notes),
                  ["<peer", "<figure", "kshipra", "peer", "ratio (range)", "<"], rows)
 
 
@@ -1182,7 +1121,7 @@ def tables(results):
     made = [ladder_table(results), ledger_table(results), batch_table(results)]
     made += [profile_table(results, part) for part in results["profile"]]
     made.append(peer_table(results))
-    return [t for t in made if t.rows or (t.title == "Beside others" and results["skipped"])]
+    return [t for t in made if t.rows]
 
 
 def headline(results):
@@ -1195,6 +1134,7 @@ def headline(results):
         f"Python {machine['python']}, commit {machine['commit'] or 'unknown'}, {results['when']}"]
     if model["name"] in PUBLISHED:
         lines.append("Published elsewhere, for another machine: " + PUBLISHED[model["name"]])
+    lines += results["skipped"]
     if results["warning"]:
         lines.append("Warning: " + results["warning"])
     return lines
@@ -1202,13 +1142,7 @@ def headline(results):
 
 def table_text(table):
     """Return a table in aligned columns."""
-    left = [head.startswith("<") for head in table.heads]
-    rows = [[head.lstrip("<") for head in table.heads]] + table.rows
-    widths = [max(len(row[i]) for row in rows) for i in range(len(left))]
-    lines = ["  ".join(cell.ljust(w) if to_left else cell.rjust(w)
-                       for cell, w, to_left in zip(row, widths, left)).rstrip() for row in rows]
-    lines.insert(1, "  ".join("-" * w for w in widths))
-    return "\n".join(["", f"{table.title}.  {table.note}", "", *lines])
+    return "\n".join(["", f"{table.title}.  {table.note}", "", aligned(table.heads, table.rows)])
 
 
 def table_markdown(table):
@@ -1696,7 +1630,8 @@ def ladder_results(args, path, prompt, place, results, say):
         return
     say("the profile")
     longest = max([1] + args.batch)
-    job = {**top._asdict(), "path": paths[top.weights], "ctx_size": longest * ctx_size}
+    job = {**top._asdict(), "path": paths[top.weights], "ctx_size": longest * ctx_size,
+           "page_size": 64}
     with Process(sys.executable, open_rung, job) as process:
         for phase in process.ask("profile", prompt=prompt, n=min(16, args.max_tokens)):
             results["profile"].append({**phase, "rung": top.name})
@@ -1713,8 +1648,6 @@ def ladder_results(args, path, prompt, place, results, say):
 
 def open_ceilings(job):
     """Serve the limits of this machine; a process of its own, since they take a lot of memory."""
-    sys.path.insert(0, job["here"])
-    import kshipra
     return {"ceilings": lambda: kshipra.ceilings(job["threads"])}
 
 
@@ -1724,8 +1657,8 @@ def peer_results(args, path, prompt, results, say):
     if not found:
         return
     if path is None:
-        results["skipped"].append(" and ".join(found) + " skipped: they cannot read the model "
-                                  "inside kshipra.py; give a --model or a --shape")
+        results["skipped"].append(" and ".join(found) + " skipped: the model inside kshipra.py is "
+                                  "no file to give them; take --model or --shape")
         return
     device = "native" if "native" in kshipra.DEVICES else "python"
     n_ctx = kshipra.Hparams(kshipra.open_checkpoint(path)).n_ctx

@@ -9376,6 +9376,86 @@ def against_ceiling(line, limits):
     return 100 * max(move_s, do_s) / max(line["seconds"], 1e-9), bound
 
 
+def short(x, unit=""):
+    """Return a number in three digits or so, as people write it."""
+    if x is None:
+        return "-"
+    if x == 0:
+        return "0" + unit
+    if abs(x) < 1:
+        return f"{x:.3g}{unit}"
+    return f"{x:,.{max(0, 2 - math.floor(math.log10(abs(x))))}f}{unit}"
+
+
+def duration(seconds):
+    """Return seconds in the unit that keeps them short."""
+    for least, factor, unit in ((1, 1, " s"), (1e-3, 1e3, " ms"), (0, 1e6, " us")):
+        if seconds >= least:
+            return short(seconds * factor, unit)
+    return "-"
+
+
+def count(x, unit=""):
+    """Return a large number with a metric prefix."""
+    for least, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if x >= least:
+            return f"{short(x / least)} {prefix}{unit}"
+    return f"{short(x)} {unit}".strip()
+
+
+def aligned(heads, rows):
+    """Return rows of str in aligned columns; a head that begins with "<" is of text, to the left."""
+    left = [head.startswith("<") for head in heads]
+    rows = [[head.lstrip("<") for head in heads]] + rows
+    widths = [max(len(row[i]) for row in rows) for i in range(len(left))]
+    lines = ["  ".join(cell.ljust(w) if to_left else cell.rjust(w)
+                       for cell, w, to_left in zip(row, widths, left)).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * w for w in widths))
+    return "\n".join(lines)
+
+
+def profile_rows(lines, limits):
+    """Return (heads, rows) of the table of one phase of a profile; limits: of `ceilings`, or None."""
+    heads = ["<operation", "calls", "time", "share", "moved", "done", "op/B"]
+    heads += ["of limit", "<limit"] if limits else []
+    total, rows = math.fsum(line["seconds"] for line in lines), []
+    for line in sorted(lines, key=lambda line: -line["seconds"]):
+        row = [line["operation"], str(line["calls"]), duration(line["seconds"]),
+               f"{line['seconds'] / total:.1%}", count(line["bytes"], "B"),
+               count(line["operations"], "op"), short(line["operations"] / max(1, line["bytes"]))]
+        if limits:
+            percent, bound = against_ceiling(line, limits)
+            row += [f"{percent:.0f}%", bound]
+        rows.append(row)
+    return heads, rows
+
+
+def limits_text(limits):
+    """Return what `ceilings` found as half a sentence."""
+    return (f"limits measured here on {limits['threads']} threads: reading "
+            f"{count(limits['read_bytes_s'], 'B/s')}, int8 {count(limits['int8_ops_s'], 'op/s')}, "
+            f"float32 {count(limits['f32_ops_s'], 'op/s')}") if limits else \
+        "no limits: they are measured by machine code, which this run does without"
+
+
+def ledger(model, n_rows, n_positions):
+    """Return {name: bytes} of what a model holds for a text of n_positions, n_rows a step.
+
+    weights: mapped, so the system can drop them   unpacked: their copies for plain Python
+    scores: a chunk of each head, merged before the next; a matrix would be n_heads * S * S
+    """
+    hp = model.hparams
+    q_dim, kv_dim = hp.n_heads * hp.head_dim, hp.n_kv_heads * hp.head_dim
+    widths = 3 * hp.hidden + 2 * q_dim + 2 * kv_dim + 2 * hp.ffn
+    return {
+        "weights": sum(t.n_bytes for t in model.checkpoint.tensors.values()),
+        "unpacked": getattr(model.ops, "prepared_bytes", 0),
+        "KV": model.cache.page_bytes * n_positions // model.cache.page_size,
+        "activations": 4 * (min(n_rows, model.prefill_rows) * widths + hp.n_vocab),
+        "scores": 4 * CHUNK * hp.n_heads,
+    }
+
+
 # ---------------------------------------------------------------------------------------
 # 12. Front doors
 #
@@ -9631,6 +9711,8 @@ def build_parser():
         help="end before this text; may be given several times")
     add("--ignore-eos", action="store_true", help="go on after an end token")
     add("--info", action="store_true", help="print metadata, tensors and a memory plan")
+    add("--profile", action="store_true",
+        help="print where the time and the memory of --prompt and --max-tokens go")
     add("--json", action="store_true", help="print one JSON object instead of text")
     return parser
 
@@ -9691,6 +9773,26 @@ def run_prompt(args):
     return status
 
 
+def run_profile(args):
+    """Print where the time and the memory of --prompt and its continuation go."""
+    page_size = 64 if args.paged_cache and args.page_size is None else args.page_size
+    model = load(args.model, args.device, args.threads, args.ctx_size, args.kv_type, page_size)
+    ids = model.tokenizer.encode(os.fsencode(args.prompt).decode("utf-8", "replace"))
+    model.check_prompt(ids)
+    room = model.ctx_size - len(ids)
+    n = room if args.max_tokens < 0 else min(args.max_tokens, room)
+    found, limits = profile(model, ids, n), ceilings(args.threads)
+    print(f"{model.ops.name}, {model.ops.isa}, threads {model.ops.n_threads}; {limits_text(limits)}")
+    for phase, n_tokens in (("prefill", len(ids)), ("decode", n)):
+        if n_tokens:
+            print(f"\n{phase}, {n_tokens} tokens\n")
+            print(aligned(*profile_rows(found[phase], limits)))
+    held = ledger(model, len(ids), len(ids) + n)
+    print("\nmemory\n")
+    print(aligned(["<what", "held"], [[name, megabytes(size)] for name, size in held.items()]))
+    return 0
+
+
 def run_command(argv):
     """Do what the arguments ask for; return the exit status."""
     parser = build_parser()
@@ -9701,6 +9803,8 @@ def run_command(argv):
         return 0
     if args.prompt is None:
         parser.error("give a --prompt (or --info)")
+    if args.profile:
+        return run_profile(args)
     return run_prompt(args)
 
 
