@@ -644,14 +644,15 @@ def batch_tokens_per_s(model, prompt, n, n_sequences):
     """Return the tokens a second of n_sequences texts that decode side by side, one step each."""
     model.session.truncate(0)
     sequences = [kshipra.Sequence(model.cache) for _ in range(n_sequences)]
+    choose = kshipra.Sampler(temperature=0)
     try:
         last = []
         for seq in sequences:
-            last.append(model.ops.argmax(kshipra.prefill(model, seq, prompt)))
+            last.append(choose(kshipra.prefill(model, seq, prompt), prompt))
         begun = time.perf_counter()
         for i in range(n - 1):
             rows = [(t, len(prompt) + i, seq) for t, seq in zip(last, sequences)]
-            last = [model.ops.argmax(row) for row in model.step(rows)]
+            last = [choose(row, prompt) for row in model.step(rows)]
         return n_sequences * (n - 1) / (time.perf_counter() - begun)
     finally:
         for seq in sequences:

@@ -7418,15 +7418,19 @@ def emit_compact(k):
 # it works on lie in fixed buffers that are filled in before a run.
 
 LINE_BYTES, COUNTER_BYTES = 32, 64      # a counter has a cache line to itself
+STAMP_OFF = 16                          # where in a counter's line the time stands, if asked for
 SPINS = 2000                            # looks at a barrier before giving way to the system
 
 
-def emit_run(k):
+def emit_run(k, clock=None):
     """Run a program's table, together with n_threads - 1 other threads doing the same.
 
     table: lines   n_lines: how many   counters: one for each line, zero at the start
     arrived: i64, zero at the start; how many threads have come to barriers so far
     give_way: address of a function of the system that lets other threads run
+    clock: None, or (address, first argument or None) of a function that writes the time to
+    where its next argument points: it is called after each line, for the place behind the
+    line's counter, and the last thread to get there has the say
     """
     table, n_lines, counters, arrived, n_threads, give_way = k.args(
         "table", "n_lines", "counters", "arrived", "n_threads", "give_way")
@@ -7449,6 +7453,10 @@ def emit_run(k):
                 with k.if_(spins, ">", SPINS):
                     k.call(give_way, args, chunk, k.scratch)
                 k.load_acquire(arrived, to=here)
+        if clock:
+            function, first = clock
+            stamp = counters + STAMP_OFF
+            k.call(k.imm(function), stamp if first is None else k.imm(first), stamp, k.scratch)
         table += LINE_BYTES
         counters += COUNTER_BYTES
 
@@ -7482,10 +7490,10 @@ class Team:
             threading.Thread(target=self._work, args=(i,), daemon=True).start()
 
     def _work(self, i):
-        run, scratch = self.run_kernel, self.scratch[i + 1].address
+        scratch = self.scratch[i + 1].address
         while True:
             self.go[i].acquire()
-            run(self.args, 0, scratch)
+            self.run_kernel(self.args, 0, scratch)
             self.done.release()
 
     def run_alone(self, program):
@@ -7535,10 +7543,11 @@ class Program:
 
     arena: Memory for the activations; when it is too small, recording goes on for the sake of
     `peak_bytes`, and is then done again in a larger one.
+    calls: what each line is, (emit, parameters, fields, n_chunks), until the record is kept
     """
 
     def __init__(self, arena):
-        self.arena, self.lines, self.keep = arena, [], []
+        self.arena, self.lines, self.keep, self.calls = arena, [], [], []
         self.holes, self.end, self.peak_bytes = [], 0, 0
         self.reads, self.writes = [], []            # (address, end) touched since the last barrier
 
@@ -7737,6 +7746,7 @@ class Native:
             address, k = self.kernel(emit, *parameters)
             self.program.line(address, n_chunks, [b.span for b in reads],
                               [b.span for b in writes], k.args_array(**fields))
+            self.program.calls.append((emit, parameters, fields, n_chunks))
 
     def buffer(self, n_rows, n):
         return Buffer(self.program, n_rows, n, 4 * n_rows * n)
@@ -7903,12 +7913,33 @@ class Native:
         program = self.programs.get(key)
         if program is None:
             program = self.record(forward, model, batch)
+            program.calls = None
             if len(self.programs) == KEPT_PROGRAMS:
                 del self.programs[next(iter(self.programs))]
             self.programs[key] = program
         self.fill(batch)
         self.team.run(program)
         return self.logits(program)
+
+    def timed_run(self, forward, model, batch):
+        """Return (logits, [(emit, parameters, fields, n_chunks, seconds)]): a run line by line.
+
+        Every line gets a barrier, and the threads note the time after each.
+        """
+        program = self.record(forward, model, batch)
+        program.lines = [[0, 0, 0, 1]] + [line[:3] + [1] for line in program.lines]
+        program.finish(self.n_threads, system_yield())
+        untimed = self.team.run_kernel
+        self.team.run_kernel = KERNEL_FUNCTION(self.kernel(emit_run, system_clock())[0])
+        try:
+            self.fill(batch)
+            self.team.run(program)
+        finally:
+            self.team.run_kernel = untimed
+        stamps = [system_time(program.counters.address + COUNTER_BYTES * i + STAMP_OFF)
+                  for i in range(len(program.lines))]
+        return self.logits(program), [
+            (*call, after - before) for call, before, after in zip(program.calls, stamps, stamps[1:])]
 
     def record(self, forward, model, batch):
         """Return the Program of a forward pass over so many rows."""
@@ -8069,6 +8100,23 @@ def system_yield():
     else:
         function = ctypes.CDLL(None).sched_yield
     return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def system_clock():
+    """Return (address, first argument or None) of the system's function that writes the time."""
+    if sys.platform == "win32":
+        return ctypes.cast(ctypes.WinDLL("kernel32").QueryPerformanceCounter, ctypes.c_void_p).value, None
+    return ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value, time.CLOCK_MONOTONIC
+
+
+def system_time(address):
+    """Return the seconds of the time that the function of system_clock wrote at address."""
+    first, second = struct.unpack("<qq", ctypes.string_at(address, 16))
+    if sys.platform == "win32":
+        frequency = ctypes.c_int64()
+        ctypes.WinDLL("kernel32").QueryPerformanceFrequency(ctypes.byref(frequency))
+        return first / frequency.value
+    return first + second * 1e-9
 
 
 # ---------------------------------------------------------------------------------------
@@ -9200,51 +9248,85 @@ class Profile:
         def timed(*args):
             begun = time.perf_counter()
             out = found(*args)
-            self.note(*cost(name, args, out), time.perf_counter() - begun)
+            self.note(call_cost(name, args, out), time.perf_counter() - begun)
             return out
 
         return timed
 
-    def note(self, operation, n_bytes, n_operations, seconds):
-        """Add one call."""
-        line = self.lines.setdefault(operation, [0, 0.0, 0, 0])
-        for i, value in enumerate((1, seconds, n_bytes, n_operations)):
+    def note(self, cost, seconds):
+        """Add one call.   cost: (operation, bytes, operations)"""
+        line = self.lines.setdefault(cost[0], [0, 0.0, 0, 0])
+        for i, value in enumerate((1, seconds, *cost[1:])):
             line[i] += value
 
     def run(self, forward, model, batch):
-        """Run a forward pass on the timed operations."""
-        return forward(model, self, batch)
+        """Run a forward pass, timed: call by call, or line by line of a recorded program."""
+        if not hasattr(self.ops, "timed_run"):
+            return forward(model, self, batch)
+        logits, calls = self.ops.timed_run(forward, model, batch)
+        for *call, seconds in calls:
+            self.note(line_cost(batch, *call), seconds)
+        return logits
 
 
-OPERATIONS_EACH = {"rms_norm": 4, "layer_norm": 7, "rope": 3, "silu": 20, "gelu": 26, "softcap": 26}
+# What a call must move and compute.  A matrix counts its weights once, an activation 4 bytes
+# a number; attention reads each position that its rows see once for all rows of a sequence.
+
+OPERATIONS_EACH = {     # of a result; a polynomial's steps count one by one
+    "rms_norm": 4, "layer_norm": 7, "rope": 3, "quantize": 3, "silu": 20, "gelu": 26, "softcap": 26,
+    "silu_mul": 21, "gelu_mul": 27}
 
 
-def cost(name, args, out):
-    """Return (operation, bytes, operations) of one call: what it must move and compute.
+def matrix_cost(format, n_out, n_in, n_rows):
+    return (f"matmul {format.name}", format.n_bytes(n_out * n_in) + 4 * n_rows * (n_in + n_out),
+            2 * n_out * n_in * n_rows)
 
-    A matrix counts its weights once, a row of activations 4 bytes a number; attention reads
-    every position that its rows see, once for the rows of one sequence.
-    """
+
+def attention_cost(batch, window, n_heads, n_kv_heads, head_dim):
+    ends, n_seen = {}, 0
+    for seq, pos in zip(batch.sequences, batch.positions):
+        seen = min(pos + 1, window or pos + 1)
+        ends[id(seq)], n_seen = max(seen, ends.get(id(seq), 0)), n_seen + seen
+    kv_bytes = 2 * n_kv_heads * head_dim * batch.cache.value_bytes
+    return ("attention", sum(ends.values()) * kv_bytes
+            + 8 * len(batch.positions) * n_heads * head_dim, 4 * n_seen * n_heads * head_dim)
+
+
+def call_cost(name, args, out):
+    """Return (operation, bytes, operations) of a call of the reference."""
     n_out = sum(map(len, out))
     if name == "matmul":
-        w, x = args
-        return (f"matmul {w.format.name}", w.n_bytes + 4 * (n_out + sum(map(len, x))),
-                2 * n_out * w.shape[1])
+        return matrix_cost(args[0].format, *args[0].shape, len(out))
     if name == "embed":
-        w, tokens = args
-        return name, len(tokens) * w.row_bytes + 4 * n_out, n_out
+        return name, len(out) * args[0].row_bytes + 4 * n_out, n_out
     if name == "attention":
-        q, _, _, batch, _, spec = args
-        seen = [min(pos + 1, spec.window or pos + 1) for pos in batch.positions]
-        ends = {}
-        for seq, n in zip(batch.sequences, seen):
-            ends[id(seq)] = max(n, ends.get(id(seq), 0))
-        kv_bytes = 2 * spec.n_kv_heads * spec.head_dim * batch.cache.value_bytes
-        return (name, sum(ends.values()) * kv_bytes + 8 * n_out,
-                4 * sum(seen) * spec.n_heads * spec.head_dim)
+        batch, spec = args[3], args[5]
+        return attention_cost(batch, spec.window, spec.n_heads, spec.n_kv_heads, spec.head_dim)
     n_in = sum(len(row) for x in args[:2] if isinstance(x, list) for row in x
                if isinstance(row, array))
     return name, 4 * (n_in + n_out), OPERATIONS_EACH.get(name, 1) * n_out
+
+
+def line_cost(batch, emit, parameters, fields, n_chunks):
+    """Return (operation, bytes, operations) of a line of a program."""
+    name = emit.__name__[len("emit_"):]
+    if name in ("matvec", "matmul", "matmul_float"):
+        return matrix_cost(parameters[0], fields["n_out"], parameters[1], fields["n_rows"])
+    if name == "attention":
+        return attention_cost(batch, fields["window"], fields["n_heads"], fields["n_kv_heads"],
+                              parameters[1])
+    if name == "kv_store":
+        n = 2 * n_chunks * fields["n_kv_heads"] * parameters[1]
+        return name, n * (4 + batch.cache.value_bytes), n
+    if name == "embed":
+        n = n_chunks * parameters[1]
+        return name, parameters[0].n_bytes(n) + 4 * n, n
+    n = n_chunks // fields.get("slices", 1) * (
+        fields["n_blocks"] * ACT_BLOCK if name == "quantize"
+        else fields["n_heads"] * fields["head_dim"] if name == "rope"
+        else fields["n"] * fields.get("runs", 1))
+    n_arrays = {"quantize": 1.25, "argmax": 1}.get(name, 3 if fields.get("y_row_bytes") else 2)
+    return name, int(4 * n * n_arrays), OPERATIONS_EACH.get(name, 1) * n
 
 
 def profile(model, prompt, n):
@@ -9252,7 +9334,7 @@ def profile(model, prompt, n):
 
     prompt: token ids   -> {"prefill" and "decode": [a dict for each operation]}
     """
-    found, seq, ops = {}, Sequence(model.cache), model.ops
+    found, seq, ops, choose = {}, Sequence(model.cache), model.ops, Sampler(temperature=0)
     try:
         for phase in ("prefill", "decode"):
             model.ops = Profile(ops)
@@ -9260,7 +9342,7 @@ def profile(model, prompt, n):
                 logits = prefill(model, seq, prompt)
             else:
                 for _ in range(n):
-                    token = ops.argmax(logits)
+                    token = choose(logits, seq.tokens)
                     logits = model.step([(token, len(seq.tokens), seq)])[0]
             found[phase] = [
                 dict(zip(("operation", "calls", "seconds", "bytes", "operations"), (name, *line)))
@@ -9315,13 +9397,6 @@ def emit_multiply_add_only(k):
     k.store_f32x8(out, sums[0])
 
 
-def usable_cores():
-    """Return how many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 READ_BYTES = 128 << 20                  # read by each thread: more than any cache keeps
 
 
@@ -9372,8 +9447,8 @@ def against_ceiling(line, limits):
     """Return (percent of the best possible speed, which limit it is) for a line of a profile."""
     peak = limits["int8_ops_s" if line["operation"].startswith("matmul Q") else "f32_ops_s"]
     move_s, do_s = line["bytes"] / limits["read_bytes_s"], line["operations"] / peak
-    bound = "memory-bound" if move_s >= do_s else "compute-bound"
-    return 100 * max(move_s, do_s) / max(line["seconds"], 1e-9), bound
+    percent = 100 * max(move_s, do_s) / max(line["seconds"], 1e-9)
+    return percent, "memory-bound" if move_s >= do_s else "compute-bound"
 
 
 def short(x, unit=""):
@@ -9425,7 +9500,7 @@ def profile_rows(lines, limits):
                count(line["operations"], "op"), short(line["operations"] / max(1, line["bytes"]))]
         if limits:
             percent, bound = against_ceiling(line, limits)
-            row += [f"{percent:.0f}%", bound]
+            row += [f"{percent:.0f}%", bound if percent <= 100 else "none: in the cache"]
         rows.append(row)
     return heads, rows
 
@@ -9442,16 +9517,18 @@ def ledger(model, n_rows, n_positions):
     """Return {name: bytes} of what a model holds for a text of n_positions, n_rows a step.
 
     weights: mapped, so the system can drop them   unpacked: their copies for plain Python
+    activations: of the widest step, the logits included
     scores: a chunk of each head, merged before the next; a matrix would be n_heads * S * S
     """
-    hp = model.hparams
+    hp, arena = model.hparams, getattr(model.ops, "arena", None)
     q_dim, kv_dim = hp.n_heads * hp.head_dim, hp.n_kv_heads * hp.head_dim
     widths = 3 * hp.hidden + 2 * q_dim + 2 * kv_dim + 2 * hp.ffn
+    rows_bytes = 4 * (min(n_rows, model.prefill_rows) * widths + hp.n_vocab)
     return {
         "weights": sum(t.n_bytes for t in model.checkpoint.tensors.values()),
         "unpacked": getattr(model.ops, "prepared_bytes", 0),
         "KV": model.cache.page_bytes * n_positions // model.cache.page_size,
-        "activations": 4 * (min(n_rows, model.prefill_rows) * widths + hp.n_vocab),
+        "activations": arena.n_bytes if arena else rows_bytes,
         "scores": 4 * CHUNK * hp.n_heads,
     }
 
