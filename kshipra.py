@@ -23,6 +23,7 @@ Read it, top to bottom:
     7. Model
     8. Sampling
     9. Decoding
+    11. Tools
     12. Front doors
     13. The model in the file
 
@@ -7444,15 +7445,19 @@ def emit_compact(k):
 # it works on lie in fixed buffers that are filled in before a run.
 
 LINE_BYTES, COUNTER_BYTES = 32, 64      # a counter has a cache line to itself
+STAMP_OFF = 16                          # where in a counter's line the time stands, if asked for
 SPINS = 2000                            # looks at a barrier before giving way to the system
 
 
-def emit_run(k):
+def emit_run(k, clock=None):
     """Run a program's table, together with n_threads - 1 other threads doing the same.
 
     table: lines   n_lines: how many   counters: one for each line, zero at the start
     arrived: i64, zero at the start; how many threads have come to barriers so far
     give_way: address of a function of the system that lets other threads run
+    clock: None, or (address, first argument or None) of a function that writes the time to
+    where its next argument points: it is called after each line, for the place behind the
+    line's counter, and the last thread to get there has the say
     """
     table, n_lines, counters, arrived, n_threads, give_way = k.args(
         "table", "n_lines", "counters", "arrived", "n_threads", "give_way")
@@ -7475,6 +7480,10 @@ def emit_run(k):
                 with k.if_(spins, ">", SPINS):
                     k.call(give_way, args, chunk, k.scratch)
                 k.load_acquire(arrived, to=here)
+        if clock:
+            function, first = clock
+            stamp = counters + STAMP_OFF
+            k.call(k.imm(function), stamp if first is None else k.imm(first), stamp, k.scratch)
         table += LINE_BYTES
         counters += COUNTER_BYTES
 
@@ -7508,10 +7517,10 @@ class Team:
             threading.Thread(target=self._work, args=(i,), daemon=True).start()
 
     def _work(self, i):
-        run, scratch = self.run_kernel, self.scratch[i + 1].address
+        scratch = self.scratch[i + 1].address
         while True:
             self.go[i].acquire()
-            run(self.args, 0, scratch)
+            self.run_kernel(self.args, 0, scratch)
             self.done.release()
 
     def run_alone(self, program):
@@ -7561,10 +7570,11 @@ class Program:
 
     arena: Memory for the activations; when it is too small, recording goes on for the sake of
     `peak_bytes`, and is then done again in a larger one.
+    calls: what each line is, (emit, parameters, fields, n_chunks), until the record is kept
     """
 
     def __init__(self, arena):
-        self.arena, self.lines, self.keep = arena, [], []
+        self.arena, self.lines, self.keep, self.calls = arena, [], [], []
         self.holes, self.end, self.peak_bytes = [], 0, 0
         self.reads, self.writes = [], []            # (address, end) touched since the last barrier
 
@@ -7763,6 +7773,7 @@ class Native:
             address, k = self.kernel(emit, *parameters)
             self.program.line(address, n_chunks, [b.span for b in reads],
                               [b.span for b in writes], k.args_array(**fields))
+            self.program.calls.append((emit, parameters, fields, n_chunks))
 
     def buffer(self, n_rows, n):
         return Buffer(self.program, n_rows, n, 4 * n_rows * n)
@@ -7929,12 +7940,33 @@ class Native:
         program = self.programs.get(key)
         if program is None:
             program = self.record(forward, model, batch)
+            program.calls = None
             if len(self.programs) == KEPT_PROGRAMS:
                 del self.programs[next(iter(self.programs))]
             self.programs[key] = program
         self.fill(batch)
         self.team.run(program)
         return self.logits(program)
+
+    def timed_run(self, forward, model, batch):
+        """Return (logits, [(emit, parameters, fields, n_chunks, seconds)]): a run line by line.
+
+        Every line gets a barrier, and the threads note the time after each.
+        """
+        program = self.record(forward, model, batch)
+        program.lines = [[0, 0, 0, 1]] + [line[:3] + [1] for line in program.lines]
+        program.finish(self.n_threads, system_yield())
+        untimed = self.team.run_kernel
+        self.team.run_kernel = KERNEL_FUNCTION(self.kernel(emit_run, system_clock())[0])
+        try:
+            self.fill(batch)
+            self.team.run(program)
+        finally:
+            self.team.run_kernel = untimed
+        stamps = [system_time(program.counters.address + COUNTER_BYTES * i + STAMP_OFF)
+                  for i in range(len(program.lines))]
+        return self.logits(program), [
+            (*call, after - before) for call, before, after in zip(program.calls, stamps, stamps[1:])]
 
     def record(self, forward, model, batch):
         """Return the Program of a forward pass over so many rows."""
@@ -8095,6 +8127,23 @@ def system_yield():
     else:
         function = ctypes.CDLL(None).sched_yield
     return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def system_clock():
+    """Return (address, first argument or None) of the system's function that writes the time."""
+    if sys.platform == "win32":
+        return ctypes.cast(ctypes.WinDLL("kernel32").QueryPerformanceCounter, ctypes.c_void_p).value, None
+    return ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value, time.CLOCK_MONOTONIC
+
+
+def system_time(address):
+    """Return the seconds of the time that the function of system_clock wrote at address."""
+    first, second = struct.unpack("<qq", ctypes.string_at(address, 16))
+    if sys.platform == "win32":
+        frequency = ctypes.c_int64()
+        ctypes.WinDLL("kernel32").QueryPerformanceFrequency(ctypes.byref(frequency))
+        return first / frequency.value
+    return first + second * 1e-9
 
 
 # ---------------------------------------------------------------------------------------
@@ -9199,6 +9248,323 @@ class Generation:
 
 
 # ---------------------------------------------------------------------------------------
+# 11. Tools
+#
+# Where does the time go, and why there?  A profile runs the model on operations that call
+# the real ones and note of each call its seconds, the bytes it cannot avoid to move and the
+# arithmetic it cannot avoid to do.  The limits of the machine are measured by emitted loops
+# that only read, or only compute.  An operation that does little for each byte waits for
+# memory, one that does much for the arithmetic units: bytes / read speed and operations /
+# compute speed are two times, and no kernel can beat the longer one.
+#
+# Source: Williams, Waterman and Patterson (2009), "Roofline", Communications of the ACM 52.
+
+class Profile:
+    """The operations of another backend, each call timed.
+
+    lines: {operation: [calls, seconds, bytes, operations]}
+    """
+
+    OPERATIONS = ("embed", "matmul", "add", "mul", "rms_norm", "layer_norm", "rope", "silu", "gelu",
+                  "attention", "softcap")
+
+    def __init__(self, ops):
+        self.ops, self.lines = ops, {}
+
+    def __getattr__(self, name):        # only asked for what is not here: the backend's own
+        found = getattr(self.ops, name)
+        if name not in self.OPERATIONS:
+            return found
+
+        def timed(*args):
+            begun = time.perf_counter()
+            out = found(*args)
+            self.note(call_cost(name, args, out), time.perf_counter() - begun)
+            return out
+
+        return timed
+
+    def note(self, cost, seconds):
+        """Add one call.   cost: (operation, bytes, operations)"""
+        line = self.lines.setdefault(cost[0], [0, 0.0, 0, 0])
+        for i, value in enumerate((1, seconds, *cost[1:])):
+            line[i] += value
+
+    def run(self, forward, model, batch):
+        """Run a forward pass, timed: call by call, or line by line of a recorded program."""
+        if not hasattr(self.ops, "timed_run"):
+            return forward(model, self, batch)
+        logits, calls = self.ops.timed_run(forward, model, batch)
+        for *call, seconds in calls:
+            self.note(line_cost(batch, *call), seconds)
+        return logits
+
+
+# What a call must move and compute.  A matrix counts its weights once, an activation 4 bytes
+# a number; attention reads each position that its rows see once for all rows of a sequence.
+
+OPERATIONS_EACH = {     # of a result; a polynomial's steps count one by one
+    "rms_norm": 4, "layer_norm": 7, "rope": 3, "quantize": 3, "silu": 20, "gelu": 26, "softcap": 26,
+    "silu_mul": 21, "gelu_mul": 27}
+
+
+def matrix_cost(format, n_out, n_in, n_rows):
+    return (f"matmul {format.name}", format.n_bytes(n_out * n_in) + 4 * n_rows * (n_in + n_out),
+            2 * n_out * n_in * n_rows)
+
+
+def attention_cost(batch, window, n_heads, n_kv_heads, head_dim):
+    ends, n_seen = {}, 0
+    for seq, pos in zip(batch.sequences, batch.positions):
+        seen = min(pos + 1, window or pos + 1)
+        ends[id(seq)], n_seen = max(seen, ends.get(id(seq), 0)), n_seen + seen
+    kv_bytes = 2 * n_kv_heads * head_dim * batch.cache.value_bytes
+    return ("attention", sum(ends.values()) * kv_bytes
+            + 8 * len(batch.positions) * n_heads * head_dim, 4 * n_seen * n_heads * head_dim)
+
+
+def call_cost(name, args, out):
+    """Return (operation, bytes, operations) of a call of the reference."""
+    n_out = sum(map(len, out))
+    if name == "matmul":
+        return matrix_cost(args[0].format, *args[0].shape, len(out))
+    if name == "embed":
+        return name, len(out) * args[0].row_bytes + 4 * n_out, n_out
+    if name == "attention":
+        batch, spec = args[3], args[5]
+        return attention_cost(batch, spec.window, spec.n_heads, spec.n_kv_heads, spec.head_dim)
+    n_in = sum(len(row) for x in args[:2] if isinstance(x, list) for row in x
+               if isinstance(row, array))
+    return name, 4 * (n_in + n_out), OPERATIONS_EACH.get(name, 1) * n_out
+
+
+def line_cost(batch, emit, parameters, fields, n_chunks):
+    """Return (operation, bytes, operations) of a line of a program."""
+    name = emit.__name__[len("emit_"):]
+    if name in ("matvec", "matmul", "matmul_float"):
+        return matrix_cost(parameters[0], fields["n_out"], parameters[1], fields["n_rows"])
+    if name == "attention":
+        return attention_cost(batch, fields["window"], fields["n_heads"], fields["n_kv_heads"],
+                              parameters[1])
+    if name == "kv_store":
+        n = 2 * n_chunks * fields["n_kv_heads"] * parameters[1]
+        return name, n * (4 + batch.cache.value_bytes), n
+    if name == "embed":
+        n = n_chunks * parameters[1]
+        return name, parameters[0].n_bytes(n) + 4 * n, n
+    n = n_chunks // fields.get("slices", 1) * (
+        fields["n_blocks"] * ACT_BLOCK if name == "quantize"
+        else fields["n_heads"] * fields["head_dim"] if name == "rope"
+        else fields["n"] * fields.get("runs", 1))
+    n_arrays = {"quantize": 1.25, "argmax": 1}.get(name, 3 if fields.get("y_row_bytes") else 2)
+    return name, int(4 * n * n_arrays), OPERATIONS_EACH.get(name, 1) * n
+
+
+def profile(model, prompt, n):
+    """Run a prompt and n tokens after it, greedily, on timed operations.
+
+    prompt: token ids   -> {"prefill" and "decode": [a dict for each operation]}
+    """
+    found, seq, ops, choose = {}, Sequence(model.cache), model.ops, Sampler(temperature=0)
+    try:
+        for phase in ("prefill", "decode"):
+            model.ops = Profile(ops)
+            if phase == "prefill":
+                logits = prefill(model, seq, prompt)
+            else:
+                for _ in range(n):
+                    token = choose(logits, seq.tokens)
+                    logits = model.step([(token, len(seq.tokens), seq)])[0]
+            found[phase] = [
+                dict(zip(("operation", "calls", "seconds", "bytes", "operations"), (name, *line)))
+                for name, line in model.ops.lines.items()]
+    finally:
+        model.ops = ops
+        seq.truncate(0)
+    return found
+
+
+# The loops that find the limits: each does one thing, on eight independent registers, so
+# that no instruction waits for the one before.
+
+def emit_read_only(k):
+    """Read n times 256 bytes from `data`, and no more than look at them."""
+    data, n, out = k.args("data", "n", "out")
+    seen = [k.zero_i32x8() for _ in range(4)]
+    with k.loop(n):
+        k.prefetch(data, 4096)
+        k.prefetch(data, 4096 + 64)
+        k.prefetch(data, 4096 + 128)
+        k.prefetch(data, 4096 + 192)
+        for i in range(8):
+            seen[i % 4] |= k.load_i32x8(data, 32 * i)
+        k.advance(data=256)
+    k.store_i32x8(out, (seen[0] | seen[1]) | (seen[2] | seen[3]))
+
+
+def emit_dot_only(k):
+    """Do n times eight dot products of 32 int8 numbers, 512 operations, on registers."""
+    n, out = k.args("n", "out")
+    x, y = k.const_i8x32(3), k.const_i8x32(-5)
+    sums = [k.zero_i32x8() for _ in range(8)]
+    with k.loop(n):
+        for i in range(8):
+            k.dot4_us(sums[i], x, y, to=sums[i])
+    for total in sums[1:]:
+        sums[0] += total
+    k.store_i32x8(out, sums[0])
+
+
+def emit_multiply_add_only(k):
+    """Do n times eight multiplications and additions of eight floats, 128 operations."""
+    n, out = k.args("n", "out")
+    x = k.const_f32x8(1.0)
+    sums = [k.zero_f32x8() for _ in range(8)]
+    with k.loop(n):
+        for i in range(8):
+            sums[i] += x * x
+    for total in sums[1:]:
+        sums[0] += total
+    k.store_f32x8(out, sums[0])
+
+
+READ_BYTES = 128 << 20                  # read by each thread: more than any cache keeps
+
+
+def ceilings(threads=None):
+    """Measure what this machine can do, or return None where code cannot be generated.
+
+    -> {"read_bytes_s", "int8_ops_s", "f32_ops_s", "threads"}: the best of several tries
+    """
+    isa, _ = choose_isa(os.environ)
+    if isa is None:
+        return None
+    n_threads = threads or usable_cores()
+    kernels = [build(emit) for emit in (emit_read_only, emit_dot_only, emit_multiply_add_only)]
+    code, _ = compile_kernels(kernels, isa)
+    if code is None:
+        return None
+    data = [bytearray(b"\1") * READ_BYTES for _ in range(n_threads)]
+    outs = [bytearray(32) for _ in range(n_threads)]
+
+    def address(buffer):
+        return ctypes.addressof((ctypes.c_char * len(buffer)).from_buffer(buffer))
+
+    def speed(i, fields, amount):
+        """Return amount over the seconds that kernel i takes on all threads, at best."""
+        arrays = [kernels[i].args_array(out=address(out), **fields(t)) for t, out in enumerate(outs)]
+        best = math.inf
+        for _ in range(5):
+            team = [threading.Thread(target=code.function(i), args=(a.buffer_info()[0], 0, 0))
+                    for a in arrays]
+            begun = time.perf_counter()
+            for thread in team:
+                thread.start()
+            for thread in team:
+                thread.join()
+            best = min(best, time.perf_counter() - begun)
+        return n_threads * amount / best
+
+    n_reads, n_rounds = READ_BYTES // 256 - 20, 2_000_000       # what is prefetched lies inside
+    found = {
+        "read_bytes_s": speed(0, lambda t: {"data": address(data[t]), "n": n_reads}, 256 * n_reads),
+        "int8_ops_s": speed(1, lambda t: {"n": n_rounds}, 512 * n_rounds),
+        "f32_ops_s": speed(2, lambda t: {"n": n_rounds}, 128 * n_rounds), "threads": n_threads}
+    code.close()
+    return found
+
+
+def against_ceiling(line, limits):
+    """Return (percent of the best possible speed, which limit it is) for a line of a profile."""
+    peak = limits["int8_ops_s" if line["operation"].startswith("matmul Q") else "f32_ops_s"]
+    move_s, do_s = line["bytes"] / limits["read_bytes_s"], line["operations"] / peak
+    percent = 100 * max(move_s, do_s) / max(line["seconds"], 1e-9)
+    return percent, "memory-bound" if move_s >= do_s else "compute-bound"
+
+
+def short(x, unit=""):
+    """Return a number in three digits or so, as people write it."""
+    if x is None:
+        return "-"
+    if x == 0:
+        return "0" + unit
+    if abs(x) < 1:
+        return f"{x:.3g}{unit}"
+    return f"{x:,.{max(0, 2 - math.floor(math.log10(abs(x))))}f}{unit}"
+
+
+def duration(seconds):
+    """Return seconds in the unit that keeps them short."""
+    for least, factor, unit in ((1, 1, " s"), (1e-3, 1e3, " ms"), (0, 1e6, " us")):
+        if seconds >= least:
+            return short(seconds * factor, unit)
+    return "-"
+
+
+def count(x, unit=""):
+    """Return a large number with a metric prefix."""
+    for least, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if x >= least:
+            return f"{short(x / least)} {prefix}{unit}"
+    return f"{short(x)} {unit}".strip()
+
+
+def aligned(heads, rows):
+    """Return rows of str in aligned columns; a head that begins with "<" is of text, to the left."""
+    left = [head.startswith("<") for head in heads]
+    rows = [[head.lstrip("<") for head in heads]] + rows
+    widths = [max(len(row[i]) for row in rows) for i in range(len(left))]
+    lines = ["  ".join(cell.ljust(w) if to_left else cell.rjust(w)
+                       for cell, w, to_left in zip(row, widths, left)).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * w for w in widths))
+    return "\n".join(lines)
+
+
+def profile_rows(lines, limits):
+    """Return (heads, rows) of the table of one phase of a profile; limits: of `ceilings`, or None."""
+    heads = ["<operation", "calls", "time", "share", "moved", "done", "op/B"]
+    heads += ["of limit", "<limit"] if limits else []
+    total, rows = math.fsum(line["seconds"] for line in lines), []
+    for line in sorted(lines, key=lambda line: -line["seconds"]):
+        row = [line["operation"], str(line["calls"]), duration(line["seconds"]),
+               f"{line['seconds'] / total:.1%}", count(line["bytes"], "B"),
+               count(line["operations"], "op"), short(line["operations"] / max(1, line["bytes"]))]
+        if limits:
+            percent, bound = against_ceiling(line, limits)
+            row += [f"{percent:.0f}%", bound if percent <= 100 else "none: in the cache"]
+        rows.append(row)
+    return heads, rows
+
+
+def limits_text(limits):
+    """Return what `ceilings` found as half a sentence."""
+    return (f"limits measured here on {limits['threads']} threads: reading "
+            f"{count(limits['read_bytes_s'], 'B/s')}, int8 {count(limits['int8_ops_s'], 'op/s')}, "
+            f"float32 {count(limits['f32_ops_s'], 'op/s')}") if limits else \
+        "no limits: they are measured by machine code, which this run does without"
+
+
+def ledger(model, n_rows, n_positions):
+    """Return {name: bytes} of what a model holds for a text of n_positions, n_rows a step.
+
+    weights: mapped, so the system can drop them   unpacked: their copies for plain Python
+    activations: of the widest step, the logits included
+    scores: a chunk of each head, merged before the next; a matrix would be n_heads * S * S
+    """
+    hp, arena = model.hparams, getattr(model.ops, "arena", None)
+    q_dim, kv_dim = hp.n_heads * hp.head_dim, hp.n_kv_heads * hp.head_dim
+    widths = 3 * hp.hidden + 2 * q_dim + 2 * kv_dim + 2 * hp.ffn
+    rows_bytes = 4 * (min(n_rows, model.prefill_rows) * widths + hp.n_vocab)
+    return {
+        "weights": sum(t.n_bytes for t in model.checkpoint.tensors.values()),
+        "unpacked": getattr(model.ops, "prepared_bytes", 0),
+        "KV": model.cache.page_bytes * n_positions // model.cache.page_size,
+        "activations": arena.n_bytes if arena else rows_bytes,
+        "scores": 4 * CHUNK * hp.n_heads,
+    }
+
+
+# ---------------------------------------------------------------------------------------
 # 12. Front doors
 #
 # Two doors lead in: `load`, for programs, and `main`, for the command line.  Nothing here
@@ -9453,6 +9819,8 @@ def build_parser():
         help="end before this text; may be given several times")
     add("--ignore-eos", action="store_true", help="go on after an end token")
     add("--info", action="store_true", help="print metadata, tensors and a memory plan")
+    add("--profile", action="store_true",
+        help="print where the time and the memory of --prompt and --max-tokens go")
     add("--json", action="store_true", help="print one JSON object instead of text")
     return parser
 
@@ -9513,6 +9881,26 @@ def run_prompt(args):
     return status
 
 
+def run_profile(args):
+    """Print where the time and the memory of --prompt and its continuation go."""
+    page_size = 64 if args.paged_cache and args.page_size is None else args.page_size
+    model = load(args.model, args.device, args.threads, args.ctx_size, args.kv_type, page_size)
+    ids = model.tokenizer.encode(os.fsencode(args.prompt).decode("utf-8", "replace"))
+    model.check_prompt(ids)
+    room = model.ctx_size - len(ids)
+    n = room if args.max_tokens < 0 else min(args.max_tokens, room)
+    found, limits = profile(model, ids, n), ceilings(args.threads)
+    print(f"{model.ops.name}, {model.ops.isa}, threads {model.ops.n_threads}; {limits_text(limits)}")
+    for phase, n_tokens in (("prefill", len(ids)), ("decode", n)):
+        if n_tokens:
+            print(f"\n{phase}, {n_tokens} tokens\n")
+            print(aligned(*profile_rows(found[phase], limits)))
+    held = ledger(model, len(ids), len(ids) + n)
+    print("\nmemory\n")
+    print(aligned(["<what", "held"], [[name, megabytes(size)] for name, size in held.items()]))
+    return 0
+
+
 def run_command(argv):
     """Do what the arguments ask for; return the exit status."""
     parser = build_parser()
@@ -9523,6 +9911,8 @@ def run_command(argv):
         return 0
     if args.prompt is None:
         parser.error("give a --prompt (or --info)")
+    if args.profile:
+        return run_profile(args)
     return run_prompt(args)
 
 
