@@ -4668,7 +4668,7 @@ def _bitmask_bits(value):
     if value in (0, 2**64 - 1):
         return None
     size = 64
-    while size > 2 and (value >> size // 2) & ((1 << size // 2) - 1) == value & ((1 << size // 2) - 1):
+    while size > 2 and value >> size // 2 == value & ((1 << size // 2) - 1):
         size //= 2
         value &= (1 << size) - 1
     ones = bin(value).count("1")
@@ -4700,15 +4700,16 @@ _ACCESSES = {
     "ldr.d": ("11", 1, "01", "d"), "str.d": ("11", 1, "00", "d"),
     "ldr.q": ("00", 1, "11", "q"), "str.q": ("00", 1, "10", "q"),
 }
+_ACCESS_BYTES = {name: 16 if name[-1] == "q" else 1 << int(row[0], 2)
+                 for name, row in _ACCESSES.items()}
 
 
 def _access_rows():
     for name, (size, vector, kind, register) in _ACCESSES.items():
         verb, suffix = name.split(".")
-        n_bytes = 16 if suffix == "q" else 1 << int(size, 2)
         letter = {"b": "b", "h": "h"}.get(suffix, "w" if verb == "ldrs" else "")
         yield (name, f"{size}111{vector}01{kind} iiiiiiiiiiii nnnnn ddddd",
-               f"{verb}{letter} {register}{{d}}, [x{{n}}, #{{i*{n_bytes}}}]")
+               f"{verb}{letter} {register}{{d}}, [x{{n}}, #{{i*{_ACCESS_BYTES[name]}}}]")
         yield (name + "u", f"{size}111{vector}00{kind}0 IIIIIIIII 00 nnnnn ddddd",
                f"{verb[:2]}u{verb[2:]}{letter} {register}{{d}}, [x{{n}}, #{{I}}]")
 
@@ -4730,7 +4731,6 @@ _A64_ROWS = [
     ("mul.x",    "10011011000 mmmmm 011111 nnnnn ddddd", "mul x{d}, x{n}, x{m}"),
     ("msub.x",   "10011011000 mmmmm 1 aaaaa nnnnn ddddd", "msub x{d}, x{n}, x{m}, x{a}"),
     ("udiv.x",   "10011010110 mmmmm 000010 nnnnn ddddd", "udiv x{d}, x{n}, x{m}"),
-    ("lsl.x",    "10011010110 mmmmm 001000 nnnnn ddddd", "lsl x{d}, x{n}, x{m}"),
     ("csel.x",   "10011010100 mmmmm cccc 00 nnnnn ddddd",
      "csel x{d}, x{n}, x{m}, {_CONDITIONS[c]}"),
     ("sub.sp",   "1101000100 iiiiiiiiiiii 11111 11111", "sub sp, sp, #{i}"),
@@ -4762,7 +4762,6 @@ _A64_ROWS = [
     ("ldaxr",    "11001000010 11111 1 11111 nnnnn ddddd", "ldaxr x{d}, [x{n}]"),
     ("stlxr",    "11001000000 sssss 1 11111 nnnnn ddddd", "stlxr w{s}, x{d}, [x{n}]"),
     ("ldr.qlit", "10011100 IIIIIIIIIIIIIIIIIII ddddd", "ldr q{d}, .{4*I:+}"),
-    ("ld1r.4s",  "01001101010 00000 1100 10 nnnnn ddddd", "ld1r {{v{d}.4s}}, [x{n}]"),
     ("ld1.s",    "0q001101110 11111 100 s 00 nnnnn ddddd", "ld1 {{v{d}.s}}[{2*q+s}], [x{n}], #4"),
     ("st1.s",    "0q001101100 11111 100 s 00 nnnnn ddddd", "st1 {{v{d}.s}}[{2*q+s}], [x{n}], #4"),
     # control and the system
@@ -4771,7 +4770,6 @@ _A64_ROWS = [
     ("cbnz",     "10110101 IIIIIIIIIIIIIIIIIII ddddd", "cbnz x{d}, .{4*I:+}"),
     ("blr",      "1101011000111111000000 nnnnn 00000", "blr x{n}"),
     ("ret",      "11010110010111110000001111000000", "ret"),
-    ("yield",    "11010101000000110010000000111111", "yield"),
     ("isb",      "11010101000000110011111111011111", "isb"),
     # vectors: the bits as they are, lanes moved about
     ("mov.16b",  "01001110101 nnnnn 000111 nnnnn ddddd", "mov v{d}.16b, v{n}.16b"),
@@ -4801,7 +4799,8 @@ _A64_ROWS = [
     ("zip2.8h",  "01001110010 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.8h, v{n}.8h, v{m}.8h"),
     ("zip2.4s",  "01001110100 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.4s, v{n}.4s, v{m}.4s"),
     ("zip2.2d",  "01001110110 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.2d, v{n}.2d, v{m}.2d"),
-    ("ext.16b",  "01101110000 mmmmm 0 iiii 0 nnnnn ddddd", "ext v{d}.16b, v{n}.16b, v{m}.16b, #{i}"),
+    ("ext.16b",  "01101110000 mmmmm 0 iiii 0 nnnnn ddddd",
+     "ext v{d}.16b, v{n}.16b, v{m}.16b, #{i}"),
     ("rev64.4s", "0100111010100000000010 nnnnn ddddd", "rev64 v{d}.4s, v{n}.4s"),
     ("tbl.16b",  "01001110000 mmmmm 000000 nnnnn ddddd", "tbl v{d}.16b, {{v{n}.16b}}, v{m}.16b"),
     # float32
@@ -4892,13 +4891,13 @@ def _a64_parts(picture, text):
     found = {}
     for field in _A64_FIELD.finditer(picture):
         found.setdefault(field[1], (len(field[0]), []))[1].append(32 - field.end())
-    order = [x for part in re.findall(r"{([^{}]*)}", text) for x in re.findall(r"\b[a-zA-Z]\b", part) if x in found]
-    order = dict.fromkeys([*order, *found])             # each once
-    return int(_A64_FIELD.sub(lambda field: "0" * len(field[0]), picture), 2), {x: found[x] for x in order}
+    order = re.findall(r"\b[a-zA-Z]\b", " ".join(re.findall(r"{([^{}]*)}", text)))
+    fields = {letter: found[letter] for letter in [*order, *found] if letter in found}
+    return int(_A64_FIELD.sub(lambda field: "0" * len(field[0]), picture), 2), fields
 
 
 class _A64Words(dict):
-    """name -> function of the operands that returns the word; each is made when first asked for."""
+    """Name -> function of the operands that returns the word, made when first asked for."""
 
     pictures = {name: (picture, text) for name, picture, text in _A64_ROWS}
 
@@ -4928,14 +4927,13 @@ _W = _A64Words()
 
 
 def _constant_words(d, value):
-    """Return the words that set x_d: the first sets 16 bits and clears the others, or sets them."""
+    """Return the words that set x_d.  The first one sets 16 bits, and all others to 0 or to 1."""
     parts = [(value >> shift) & 0xFFFF for shift in (0, 16, 32, 48)]
     negative = parts.count(0xFFFF) > parts.count(0)
     idle = 0xFFFF if negative else 0
     busy = [h for h in range(4) if parts[h] != idle] or [0]
-    first = busy[0]
-    start = _W["movn"](d, parts[first] ^ 0xFFFF, first) if negative else _W["movz"](d, parts[first], first)
-    return (start, *[_W["movk"](d, parts[h], h) for h in busy[1:]])
+    first = _W["movn" if negative else "movz"](d, parts[busy[0]] ^ idle, busy[0])
+    return (first, *[_W["movk"](d, parts[h], h) for h in busy[1:]])
 
 
 def _sum_words(d, n, number):
@@ -4950,13 +4948,13 @@ def _sum_words(d, n, number):
 
 
 def _address(n, disp):
-    """Return (words, register): how to have the address x_n + disp, for those that take no more."""
+    """Return (words, register): the address x_n + disp, for instructions that add nothing."""
     return (_sum_words(16, n, disp), 16) if disp else ((), n)
 
 
 def _access(name, d, n, disp):
     """Return the words that load or store register d at x_n + disp, by way of x16 if it is far."""
-    n_bytes = 16 if name[-1] == "q" else 1 << int(_ACCESSES[name][0], 2)
+    n_bytes = _ACCESS_BYTES[name]
     if not disp % n_bytes and 0 <= disp < 4096 * n_bytes:
         return (_W[name](d, n, disp // n_bytes),)
     if -256 <= disp < 256:
@@ -4990,13 +4988,15 @@ _NEON_RECIPES = {
     "iand": "and.x d a b", "ior": "orr.x d a b", "ixor": "eor.x d a b",
     "shl": "lsl.i d a 63-b -b&63", "shr": "lsr.i d a b", "sar": "asr.i d a b",
     "min": "cmp.x a b; csel.x d a b 11", "max": "cmp.x a b; csel.x d a b 12",    # 11 lt, 12 gt
-    "load_i64": "ldr.x d *", "load_u32": "ldr.w d *", "load_u16": "ldr.h d *", "load_u8": "ldr.b d *",
-    "load_i32": "ldrs.w d *", "load_i16": "ldrs.h d *", "load_i8": "ldrs.b d *",
-    "store_i64": "str.x b *", "store_i32": "str.w b *", "store_i16": "str.h b *", "store_i8": "str.b b *",
+    "load_i64": "ldr.x d *", "store_i64": "str.x b *",
+    "load_i32": "ldrs.w d *", "load_u32": "ldr.w d *", "store_i32": "str.w b *",
+    "load_i16": "ldrs.h d *", "load_u16": "ldr.h d *", "store_i16": "str.h b *",
+    "load_i8": "ldrs.b d *", "load_u8": "ldr.b d *", "store_i8": "str.b b *",
     "pause": "isb",                             # `yield` does nothing on most processors
     # bits, parts of vectors
     "vload": "ldp.q d *", "vstore": "stp.q b *",
-    "vand": "and.16b d a b", "vor": "orr.16b d a b", "vxor": "eor.16b d a b", "vandnot": "bic.16b d b a",
+    "vand": "and.16b d a b", "vor": "orr.16b d a b",
+    "vxor": "eor.16b d a b", "vandnot": "bic.16b d b a",
     "load_i8x16": "ldr.q d0 *; movi.16b d1 0 0", "store_i8x16": "str.q b0 *",
     "load_i8x8": "ldr.d d0 *; movi.16b d1 0 0", "store_i8x8": "str.d b0 *",
     "load_f32": "ldr.s d0 *; movi.16b d1 0 0", "store_f32": "str.s b0 *",
@@ -5016,15 +5016,17 @@ _NEON_RECIPES = {
     "max_f32": "fcmgt.4s t a b; bsl.16b t a b; mov.16b d t",
     "sqrt_f32": "fsqrt.4s d a", "round_f32": "frintn.4s d a", "floor_f32": "frintm.4s d a",
     "cmp_f32": {"<": "fcmgt.4s d c a", "<=": "fcmge.4s d c a", ">": "fcmgt.4s d a c",
-                ">=": "fcmge.4s d a c", "==": "fcmeq.4s d a c", "!=": "fcmeq.4s d a c; mvn.16b d d"},
+                ">=": "fcmge.4s d a c", "==": "fcmeq.4s d a c",
+                "!=": "fcmeq.4s d a c; mvn.16b d d"},
     "i32_to_f32": "scvtf.4s d a", "f32_to_i32": "fcvtns.4s d a",
     "hadd_f32": "faddp.4s d a b",
     "hsum_f32": "faddp.4s t a0 a1; faddp.4s t t t; faddp.4s d0 t t; mov.16b d1 d0",
     # larger of (a, the other half), of (that, turned by two lanes), of (that, neighbours swapped)
     "hmax_f32": "fcmgt.4s t a0 a1; fcmgt.4s u a1 a0; bsl.16b t a0 a1; bsl.16b u a1 a0;"
                 "mov.16b d0 t; mov.16b d1 u;"
-                + "".join([f"ext.16b t {d} {d} 8; fcmgt.4s u {d} t; bif.16b {d} t u;"
-                           f"rev64.4s t {d}; fcmgt.4s u {d} t; bif.16b {d} t u;" for d in ("d0", "d1")]),
+                + "".join([f"{turned}; fcmgt.4s u {half} t; bif.16b {half} t u;"
+                           for half in ("d0", "d1")
+                           for turned in (f"ext.16b t {half} {half} 8", f"rev64.4s t {half}")]),
     "load_f16x8": "ldr.q d1 *; fcvtl.4s d0 d1; fcvtl2.4s d1 d1",
     "f16_to_f32": "fcvtl2.4s d1 a0; fcvtl.4s d0 a0",
     "load_bf16x8": "ldr.q d1 *; shll.4s d0 d1; shll2.4s d1 d1",
@@ -5083,51 +5085,67 @@ _DOT_RECIPES = {
 _PAIR = (0, 2, 4, 6, 16, 18, 20, 22, 24, 26, 28, 30, 8, 10, 12, 14)   # the low half of each vector
 
 
-def _recipe_lines(op, recipe, names):
-    """Return the Python expressions of the words of one recipe, memory operands as *calls."""
+def _recipe_source(op, recipe, names):
+    """Return the Python expressions of the words of a recipe; for memory, starred calls."""
     kinds = dict(zip(names, op.letters))
     base = next((x for x in names if kinds[x] == "i"), None)
     vectors = "".join([x for x in names if kinds[x] in "vVW"]) or "-"
-    half_name = re.compile(rf"\b([{vectors}])([01]?)\b")
+    vector = re.compile(rf"([{vectors}])([01]?)")
     steps = [step.split() for step in recipe.split(";") if step.strip()]
-    split = any(re.fullmatch(rf"[{vectors}]", token) for step in steps for token in step[1:] if "*" not in step)
-    lines = []
-    for half in "01" if split else "0":
+    by_halves = any(vector.fullmatch(token) and len(token) == 1
+                    for step in steps if step[-1] != "*" for token in step[1:])
+
+    def operand(token, half):
+        part = vector.fullmatch(token)
+        if part:
+            return part[1] if (part[2] or half) == "0" else f"({part[1]} + 1)"
+        return "(t + 1)" if token == "u" else token if token.isalnum() else f"({token})"
+
+    source = []
+    for half in "01" if by_halves else "0":
         for name, *tokens in steps:
-            tokens = [half_name.sub(lambda m: m[1] if (m[2] or half) == "0" else f"({m[1]} + 1)", token)
-                      for token in tokens]
-            tokens = ["(t + 1)" if x == "u" else f"({x})" if not x.isalnum() and x[0] != "(" else x
-                      for x in tokens]
-            if tokens and tokens[-1] == "(*)":
+            if tokens and tokens[-1] == "*":
                 access = "_access_pair" if name[2] == "p" else "_access"
-                lines.append(f"*{access}({name!r}, {tokens[0]}, {base}, {names[-1]})")
+                register = operand(tokens[0], half)
+                source.append(f"*{access}({name!r}, {register}, {base}, {names[-1]})")
             else:
-                lines.append(_W.source(name, tokens))
-    return lines
+                source.append(_W.source(name, [operand(token, half) for token in tokens]))
+    return ", ".join(source)
 
 
 def _recipe_row(name, recipe):
-    """Return the row of an operation: its function, made from the recipe, and its temporaries."""
+    """Return the row of an operation: its function, made from the recipe, and its temporaries.
+
+    For add_f32, "fadd.4s d a b", the function is
+
+        def add_f32(asm, d, a, b):
+            d = _PAIR[d]
+            a = _PAIR[a]
+            b = _PAIR[b]
+            asm.code += (0x4e20d400 | d | a << 5 | b << 16,
+                         0x4e20d400 | (d + 1) | (a + 1) << 5 | (b + 1) << 16,)
+    """
     op = OPS[name]
     names = ("d" if op.sets else "") + "abc"[:len(op.letters) - op.sets]
     choices = recipe if isinstance(recipe, dict) else {None: recipe}
-    uses_temp = any(re.search(r"\b[tu]\b", text) for text in choices.values())
-    source = [f"def {name}(asm, {', '.join(names + 't' * uses_temp)}):"]
-    for x, kind in zip(names + "t" * uses_temp, op.letters + "v"):
-        if kind in "vVW" or x == "t":
-            source.append(f"    {x} = _PAIR[{x}]")
+    temps = "t" if any(re.search(r"\bt\b", text) for text in choices.values()) else ""
+    source = [f"def {name}(asm, {', '.join(names + temps)}):"]
+    kinds = op.letters + "v" * len(temps)
+    source += [f"    {x} = _PAIR[{x}]" for x, kind in zip(names + temps, kinds) if kind in "vVW"]
     chooser = next((x for x, kind in zip(names, op.letters) if kind == "n"), None)
     for value, text in choices.items():
-        words = ", ".join(_recipe_lines(op, text, names))
+        words = _recipe_source(op, text, names)
         if value is None:
             source.append(f"    asm.code += ({words},)")
         else:
-            source += [f"    if {chooser} == {value!r}:", f"        asm.code += ({words},)", "        return"]
+            source += [f"    if {chooser} == {value!r}:",
+                       f"        asm.code += ({words},)",
+                       "        return"]
     if None not in choices:
         source.append(f"    raise ValueError(f'{name} with {{{chooser}!r}}')")
     scope = {"_PAIR": _PAIR, "_access": _access, "_access_pair": _access_pair}
     exec("\n".join(source), scope)
-    return scope[name], int(uses_temp)
+    return scope[name], len(temps)
 
 
 # The rest need a choice that is made in Python.  asm: the encoder, below.
@@ -5144,18 +5162,16 @@ def _a64_sub_imm(asm, d, a, number):
     asm.code += _sum_words(d, a, -number)
 
 
-def _a64_through_x16(name):
-    """Return the operation on a register and an int that brings the int into x16."""
-    register, _ = _recipe_row(name, _NEON_RECIPES[name])
-
+def _a64_through_x16(on_registers):
+    """Return the function of an operation with an int, which is brought into x16."""
     def function(asm, d, a, number):
         asm.code += _constant_words(16, number)
-        register(asm, d, a, 16)
+        on_registers(asm, d, a, 16)
     return function
 
 
 def _a64_logic_imm(verb):
-    """Return the and, or, xor with an int: one word where the int is a bit mask."""
+    """Return the function of and, or, xor with an int: one word where the int is a bit mask."""
     def function(asm, d, a, number):
         bits = _bitmask_bits(number)
         if bits is None:
@@ -5176,20 +5192,22 @@ def _a64_store_release(asm, base, x, disp):
 
 
 def _a64_fetch_add(asm, d, base, x, disp):
-    """Load with a claim, add, store if the claim still holds, else try again; then old = new - x."""
+    """Load and claim, add, store if the claim still holds, else try again; then old = new - x."""
     asm.code += (*_sum_words(16, base, disp),
                   _W["ldaxr"](17, 16), _W["add.x"](17, 17, x), _W["stlxr"](15, 17, 16),
                   _W["cbnz"](15, -3), _W["sub.x"](d, 17, x))
 
 
 def _a64_prefetch(asm, base, disp):
-    disp &= ~7                                          # stays in the line
-    far, base, disp = ((), base, disp) if 0 <= disp < 32768 else (_sum_words(16, base, disp), 16, 0)
-    asm.code += (*far, _W["prfm"](base, disp >> 3))
+    disp &= ~7                                          # in the same line
+    if 0 <= disp < 32768:
+        asm.code.append(_W["prfm"](base, disp >> 3))
+    else:
+        asm.code += (*_sum_words(16, base, disp), _W["prfm"](16, 0))
 
 
 def _a64_const(asm, d, data):
-    """Set a vector: a byte that repeats is part of the instruction, all else lies after the code."""
+    """A byte that repeats is part of the instruction; other constants lie after the code."""
     d, halves = _PAIR[d], (data[:16], data[16:])
     for half in (0, 1):
         part = halves[half]
@@ -5298,7 +5316,8 @@ def _a64_blend_i32(asm, d, a, b, bits):
 _SHUFFLES = {(0, 1, 2, 3): ("mov.16b",), (1, 0, 3, 2): ("rev64.4s",),
            (0, 0, 1, 1): ("zip1.4s", None), (2, 2, 3, 3): ("zip2.4s", None),
            (1, 2, 3, 0): ("ext.16b", None, 4), (2, 3, 0, 1): ("ext.16b", None, 8),
-           (3, 0, 1, 2): ("ext.16b", None, 12), (0, 1, 0, 1): ("dup.d", 0), (2, 3, 2, 3): ("dup.d", 1),
+           (3, 0, 1, 2): ("ext.16b", None, 12),
+           (0, 1, 0, 1): ("dup.d", 0), (2, 3, 2, 3): ("dup.d", 1),
            **{(i, i, i, i): ("dup.s", i) for i in range(4)}}
 
 
@@ -5365,7 +5384,7 @@ def _a64_control(compare):
         asm.jump(("top", block), how)
         asm.label(("end", block))
 
-    return (if_, 0), (while_, 0), (endwhile, 0)
+    return if_, while_, endwhile
 
 
 def _a64_else(asm, block):
@@ -5378,7 +5397,7 @@ def _a64_endif(asm, block):
 
 
 def _a64_call(asm, address, a, b, c, live):
-    """Call a C function of three arguments.  It may change x0..x17: those we need are put aside."""
+    """Call a C function of three arguments.  It may change x0..x17: put aside what is needed."""
     aside = [x for x in live if x < 15]
     aside += [15] * (len(aside) & 1)
     pairs = [(aside[i], aside[i + 1], i) for i in range(0, len(aside), 2)]
@@ -5394,20 +5413,24 @@ def _arm64_rows(has_dot):
     """Return {operation: (function, temporaries)}, made when the first kernel is encoded."""
     recipes = {**_NEON_RECIPES, **(_DOT_RECIPES if has_dot else {})}
     rows = {name: _recipe_row(name, recipe) for name, recipe in recipes.items()}
-    for name in ("mul", "min", "max"):
-        rows[name + "_imm"] = _a64_through_x16(name), 0
-    rows["if"], rows["while"], rows["endwhile"] = _a64_control(_a64_compare)
-    rows["if_imm"], rows["while_imm"], rows["endwhile_imm"] = _a64_control(_a64_compare_imm)
-    rows.update({name: (function, 0) for name, function in (
-        ("imm", _a64_imm), ("add_imm", _a64_add_imm), ("sub_imm", _a64_sub_imm),
-        ("iand_imm", _a64_logic_imm("and")), ("ior_imm", _a64_logic_imm("orr")), ("ixor_imm", _a64_logic_imm("eor")),
-        ("load_acquire", _a64_load_acquire), ("store_release", _a64_store_release),
-        ("fetch_add", _a64_fetch_add), ("prefetch", _a64_prefetch),
-        ("const", _a64_const), ("vmov", _a64_vmov), ("halves", _a64_halves), ("select", _a64_select),
-        ("load_high", _a64_load_high), ("load_f32_n", _a64_load_n), ("load_i32_n", _a64_load_n),
-        ("store_f32_n", _a64_store_n), ("store_i32_n", _a64_store_n), ("insert_i32", _a64_insert_i32),
-        ("blend_i32", _a64_blend_i32), ("shuffle_i32", _a64_shuffle_i32),
-        ("loop", _a64_loop), ("endloop", _a64_endloop), ("else", _a64_else), ("endif", _a64_endif), ("call", _a64_call))})
+    others = {
+        "imm": _a64_imm, "add_imm": _a64_add_imm, "sub_imm": _a64_sub_imm,
+        "iand_imm": _a64_logic_imm("and"), "ior_imm": _a64_logic_imm("orr"),
+        "ixor_imm": _a64_logic_imm("eor"),
+        **{name + "_imm": _a64_through_x16(rows[name][0]) for name in ("mul", "min", "max")},
+        "load_acquire": _a64_load_acquire, "store_release": _a64_store_release,
+        "fetch_add": _a64_fetch_add, "prefetch": _a64_prefetch,
+        "const": _a64_const, "vmov": _a64_vmov, "halves": _a64_halves, "select": _a64_select,
+        "load_high": _a64_load_high, "load_f32_n": _a64_load_n, "load_i32_n": _a64_load_n,
+        "store_f32_n": _a64_store_n, "store_i32_n": _a64_store_n,
+        "insert_i32": _a64_insert_i32, "blend_i32": _a64_blend_i32,
+        "shuffle_i32": _a64_shuffle_i32,
+        "loop": _a64_loop, "endloop": _a64_endloop, "else": _a64_else, "endif": _a64_endif,
+        "call": _a64_call}
+    for form, compare in (("", _a64_compare), ("_imm", _a64_compare_imm)):
+        functions = _a64_control(compare)
+        others.update(zip(("if" + form, "while" + form, "endwhile" + form), functions))
+    rows.update({name: (function, 0) for name, function in others.items()})
     rows["load_i32_at"] = _a64_load_i32_at, 1
     return rows
 
@@ -5435,13 +5458,13 @@ class Arm64:
             sp + 0 .. 127   the registers that a `call` puts aside, in a kernel that calls
             then            x19..x28, x29 and x30, d8..d15, those in use
         """
-        self.saved = []                         # (pair to store, to load, register, register)
-        keep = sorted([x for x in ints if x >= 19]) + [29, 30] * calls
-        for verb, registers in (("x", keep + [15] * (len(keep) & 1)),
-                                ("d", [q for p in vectors if 8 <= _PAIR[p] < 16
-                                       for q in (_PAIR[p], _PAIR[p] + 1)])):
-            for i in range(0, len(registers), 2):
-                self.saved.append((verb, registers[i], registers[i + 1], 16 * calls + 2 * len(self.saved)))
+        whole = sorted([x for x in ints if x >= 19]) + [29, 30] * calls
+        lows = [_PAIR[p] + half for p in vectors for half in (0, 1) if 8 <= _PAIR[p] < 16]
+        pairs = [(verb, registers[i], registers[i + 1])
+                 for verb, registers in (("x", whole + [15] * (len(whole) & 1)), ("d", lows))
+                 for i in range(0, len(registers), 2)]
+        first = 16 if calls else 0              # counted in 8 bytes
+        self.saved = [(*pair, first + 2 * i) for i, pair in enumerate(pairs)]
         self.frame_bytes = 128 * calls + 16 * len(self.saved)
         if self.frame_bytes:
             self.code.append(_W["sub.sp"](self.frame_bytes))
@@ -5470,7 +5493,8 @@ class Arm64:
         if self.constants:
             code += [0] * (-len(code) % 4)
         if len(code) + 4 * len(self.constants) >= 1 << 18:
-            raise ValueError(f"a kernel of {4 * len(code)} bytes, but arm64 jumps reach 1 MiB; unroll less")
+            raise ValueError(f"a kernel of {4 * len(code)} bytes, but arm64 jumps reach 1 MiB; "
+                             "unroll less")
         for place, label, how in self.jumps:
             distance = self.labels[label] - place
             code[place] = _W["b.if"](_CONDITION[how], distance) if how else _W["b"](distance)
@@ -5498,20 +5522,6 @@ class Arm64:
 
 
 ENCODERS["neon"] = ENCODERS["neon_dot"] = Arm64
-
-
-def _arm64_text(word):
-    """Return the text of a word: that of the first picture in the table that it fits."""
-    for name, picture, text in _A64_ROWS:
-        base, fields = _a64_parts(picture, text)
-        if word & base == base:
-            values = {}
-            for letter, (width, shifts) in fields.items():
-                value = word >> shifts[0] & ((1 << width) - 1)
-                values[letter] = value - (1 << width) if letter.isupper() and value >> (width - 1) else value
-            if _W[name](*values.values()) == word:
-                return eval("f" + repr(text), globals(), values)
-    return f".word {word:#x}"
 
 
 # ---------------------------------------------------------------------------------------
