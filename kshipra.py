@@ -23,6 +23,7 @@ Read it, top to bottom:
     7. Model
     8. Sampling
     9. Decoding
+    11. Tools
     12. Front doors
     13. The model in the file
 
@@ -54,6 +55,7 @@ import random
 import re
 import struct
 import sys
+import threading
 import time
 import unicodedata
 import zlib
@@ -1461,6 +1463,26 @@ def _as_str(text):
     return text if isinstance(text, str) else bytes(text).decode("utf-8", "surrogateescape")
 
 
+def rank_by_merges(vocabulary, merges):
+    """Return rank(left, right) for bpe_merge: the place of "left right" in merges."""
+    @functools.lru_cache(maxsize=None)
+    def ranks():
+        return {_as_str(merge): i for i, merge in enumerate(merges)}
+
+    def rank(left, right):
+        found = ranks().get(f"{left} {right}")
+        return found if found is not None and left + right in vocabulary.ids else None
+    return rank
+
+
+def rank_by_scores(vocabulary, scores):
+    """Return rank(left, right) for bpe_merge: the highest score of the joined text first."""
+    def rank(left, right):
+        token = vocabulary.ids.get(left + right)
+        return None if token is None else -scores[token]
+    return rank
+
+
 # 3.2 Where to cut words.  Every family has its regular expressions, applied one after another,
 # each to what the one before has cut.  They speak of Unicode classes, which `re` does not
 # know.  So a character that is not ASCII is first replaced by a stand-in for its class; then
@@ -1470,7 +1492,6 @@ STAND_INS = {"Lu": "À", "Ll": "à", "Lt": "ǅ", "Lm": "ʰ", "Lo": "ª", "M": "\
              "P": "¡", "S": "©", "Z": "\v", "C": "\x80"}
 CLASSES = {"Lu": "A-ZÀ", "Ll": "a-zà", "Lt": "ǅ", "Lm": "ʰ", "Lo": "ª", "L": "A-Za-zÀàǅʰª",
            "M": "\u0300", "N": "0-9²", "P": r"!-#%-*,-/:;?@\[-\]_{}¡", "S": "$+<=>^`|~©"}
-
 
 # The letters, marks, numbers and punctuation that Unicode 14.0, 15.0 and 15.1 added, since
 # Python 3.9 knows 13.0 only and ids must not depend on the Python.  Source: UnicodeData.txt.
@@ -1493,6 +1514,17 @@ NEWER = {
 }
 
 
+@functools.lru_cache(maxsize=None)
+def newer_classes():
+    """Return NEWER as {code point: class}."""
+    found = {}
+    for newer, runs in NEWER.items():
+        for run in runs.split():
+            ends = run.split("-")
+            found.update(dict.fromkeys(range(int(ends[0], 16), int(ends[-1], 16) + 1), newer))
+    return found
+
+
 def stand_in(code):
     """Return the stand-in for a code point; ASCII stands for itself."""
     if code < 128:
@@ -1501,10 +1533,7 @@ def stand_in(code):
         return STAND_INS["Z"]
     category = unicodedata.category(chr(code))
     if category == "Cn":
-        for newer, runs in NEWER.items():
-            bounds = (run.split("-") for run in runs.split())
-            if any(int(run[0], 16) <= code <= int(run[-1], 16) for run in bounds):
-                category = newer
+        category = newer_classes().get(code, category)
     return STAND_INS.get(category) or STAND_INS[category[0]]
 
 
@@ -1532,37 +1561,23 @@ GPT4O = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}
 TEKKEN = GPT4O.replace(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
 PUNCTUATION = r"[\p{P}$+<=>^`|~]+"
 DIGIT, DIGITS, THREE_DIGITS = r"\p{N}", r"\p{N}+", "[0-9][0-9][0-9]"
-KNOWN_PATTERNS = {GPT2, LLAMA3, QWEN2, GPT4O, TEKKEN, DIGIT, DIGITS, THREE_DIGITS, r"\p{N}{1,3}"}
 
-# tokenizer.ggml.pre -> the expressions.
-PRE_TOKENIZERS = {
-    "default":        (r"[\p{P}$+<=>^|~]+", GPT2, DIGITS, THREE_DIGITS),
-    "gpt-2":          (GPT2,),
-    "phi-2":          (GPT2,),
-    "mpt":            (GPT2,),
-    "olmo":           (GPT2,),
-    "falcon":         (PUNCTUATION, GPT2, THREE_DIGITS),
-    "smollm":         (DIGIT, GPT2),
-    "starcoder":      (DIGIT, GPT2),
-    "refact":         (DIGIT, GPT2),
-    "command-r":      (DIGIT, GPT2),
-    "codeshell":      (DIGIT, GPT2),
-    "llama-bpe":      (LLAMA3,),
-    "llama3":         (LLAMA3,),
-    "llama-v3":       (LLAMA3,),
-    "falcon3":        (LLAMA3,),
-    "dbrx":           (LLAMA3,),
-    "smaug-bpe":      (LLAMA3,),
-    "qwen2":          (QWEN2,),
-    "deepseek-r1-qwen": (QWEN2,),
-    "stablelm2":      (QWEN2,),
-    "gpt-4o":         (GPT4O,),
-    "llama4":         (GPT4O,),
-    "tekken":         (TEKKEN,),
-    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", DIGIT),
-}
+# The values of tokenizer.ggml.pre, and the expressions they stand for.
+PRE_TOKENIZERS = {pre: patterns for names, patterns in (
+    ("default", (r"[\p{P}$+<=>^|~]+", GPT2, DIGITS, THREE_DIGITS)),
+    ("gpt-2 phi-2 mpt olmo jais", (GPT2,)),
+    ("falcon", (PUNCTUATION, GPT2, THREE_DIGITS)),
+    ("smollm starcoder refact command-r codeshell exaone minerva-7b", (DIGIT, GPT2)),
+    ("llama-bpe llama3 llama-v3 falcon3 pixtral dbrx smaug-bpe", (LLAMA3,)),
+    ("qwen2 deepseek-r1-qwen stablelm2 hunyuan", (QWEN2,)),
+    ("gpt-4o llama4", (GPT4O,)),
+    ("tekken", (TEKKEN,)),
+    ("deepseek-coder", (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", DIGIT)),
+) for pre in names.split()}
 # A word that is a token as a whole is taken whole, and BOS is added unless the file objects.
-WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}
+WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"}
+# What a tokenizer.json may ask for, in any order.
+KNOWN_PATTERNS = {GPT2, LLAMA3, QWEN2, GPT4O, TEKKEN, DIGIT, DIGITS, THREE_DIGITS, r"\p{N}{1,3}"}
 
 
 @functools.lru_cache(maxsize=None)
@@ -1639,27 +1654,15 @@ CHAR_TO_BYTE = {char: byte for byte, char in BYTE_TO_CHAR.items()}
 class ByteLevel:
     """Byte-level BPE: words of bytes, merged in the order of a list.
 
-    merges: sequence of str or bytes, "left right", most urgent first
-    patterns: where to cut words   whole_words: take a word that is a token without merging
+    rank: of rank_by_merges   patterns: where to cut words, as in cut_words
+    whole_words: take a word that is a token without merging
     """
 
     space_prefix = "never"
 
-    def __init__(self, vocabulary, merges, patterns, whole_words=False, normal_form=None):
-        self.vocabulary, self.merges, self.patterns = vocabulary, merges, patterns
+    def __init__(self, vocabulary, rank, patterns, whole_words=False, normal_form=None):
+        self.vocabulary, self.rank, self.patterns = vocabulary, rank, patterns
         self.whole_words, self.normal_form = whole_words, normal_form
-
-    @functools.cached_property
-    def ranks(self):
-        """{"left right": rank}"""
-        if len(self.merges) and not isinstance(self.merges[0], str):
-            return {bytes(m).decode("utf-8", "surrogateescape"): i
-                    for i, m in enumerate(self.merges)}
-        return {m: i for i, m in enumerate(self.merges)}
-
-    def rank(self, left, right):
-        found = self.ranks.get(f"{left} {right}")
-        return found if found is not None and left + right in self.vocabulary.ids else None
 
     def words(self, text, first):
         if self.normal_form:
@@ -1687,7 +1690,7 @@ BYTE_TEXT = re.compile("<0x[0-9A-F]{2}>")   # and a byte without a character
 class SentencePiece:
     """SentencePiece BPE: characters, merged by the score of the result, with byte fallback.
 
-    rank(left, right): as in bpe_merge   unknown_id: for characters without byte tokens
+    rank: of rank_by_scores or rank_by_merges   unknown_id: for characters without byte tokens
     space_prefix: "always" puts a space before the text and again after each special token,
     "first" only before the text, "never"; a text that begins with one gets none if `once`.
     """
@@ -1758,6 +1761,10 @@ class Tokenizer:
 
     n_vocab: number of tokens   bos_id, eos_id: int or None   stop_ids: set of all ids that
     end a generation   add_bos, add_eos: whether encode adds them
+    strips: {token: (left, right)}: takes the white space beside it away
+    decode(encode(text)) is the text, but for control tokens in it; U+2581, which SentencePiece
+    takes for a space; Unicode normalization, where the files ask for it; and characters that
+    the vocabulary has neither a token nor bytes for.
     """
 
     _WHITE_SPACE = re.compile(r"\s*")
@@ -1877,25 +1884,27 @@ class Tokenizer:
         return "".join([stream.push(token) for token in ids]) + stream.flush()
 
     def stream(self, special: bool = False):
-        """Return a TextStream, which turns ids into text one by one, as a continuation."""
+        """Return a TextStream: push(id) and flush() give the text of ids that go on from a
+        prompt, so that a leading space stays; if BOS comes first, it is decode's text."""
         return TextStream(self, special)
 
 
 class TextStream:
     """Ids to text, one by one, holding bytes back until they are whole characters.
 
-    As the ids continue a text, a leading space is kept, except after BOS.
+    at_start: whether the ids begin a text, so that the space that encode put there is taken
+    off; None: if the first of them is BOS
     """
 
-    def __init__(self, tokenizer, special=False, at_start=False):
+    def __init__(self, tokenizer, special=False, at_start=None):
         self._tokenizer, self._special, self._at_start = tokenizer, special, at_start
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
         """Return the text that is certain once token has come; often its piece, maybe ""."""
         tokenizer = self._tokenizer
-        if token == tokenizer.bos_id:
-            self._at_start = True
+        if self._at_start is None:
+            self._at_start = token == tokenizer.bos_id
         if token in tokenizer._control and not self._special:
             return ""
         piece = tokenizer.piece(token)
@@ -1966,13 +1975,14 @@ def tokenizer_from_gguf(metadata, path=None):
             what = "is missing" if pre is None else f"is {_quote(pre)}, which is unknown"
             refuse("pre", f"the rule for cutting words {what}, and a wrong rule would give wrong "
                           "tokens; convert the model again with a current converter")
-        model = ByteLevel(vocabulary, array_of((str, bytes), "merges"), PRE_TOKENIZERS[pre],
+        merges = array_of((str, bytes), "merges")
+        model = ByteLevel(vocabulary, rank_by_merges(vocabulary, merges), PRE_TOKENIZERS[pre],
                           pre in WHOLE_WORDS)
         adds_bos = pre in WHOLE_WORDS
     else:
         scores = array_of((float, int), "scores", n_vocab)
         space_prefix = "always" if flag("add_space_prefix", True) else "never"
-        model = SentencePiece(vocabulary, _rank_by_scores(vocabulary, scores), space_prefix,
+        model = SentencePiece(vocabulary, rank_by_scores(vocabulary, scores), space_prefix,
                               token_id("unknown_token_id"))
         adds_bos = True
     add_bos = flag("add_bos_token", adds_bos and bos_id is not None)
@@ -1983,14 +1993,6 @@ def tokenizer_from_gguf(metadata, path=None):
                      [token_id("eot_token_id"), token_id("eom_token_id")],
                      add_bos, flag("add_eos_token", False),
                      _phi3_strips(vocabulary) if "phi-3" in name or "phi3" in name else None)
-
-
-def _rank_by_scores(vocabulary, scores):
-    """Return rank(left, right) for SentencePiece: the highest score of the joined text first."""
-    def rank(left, right):
-        token = vocabulary.ids.get(left + right)
-        return None if token is None else -scores[token]
-    return rank
 
 
 def _phi3_strips(vocabulary):
@@ -2008,6 +2010,17 @@ def tokenizer_from_hf(directory):
     From tokenizer.json, else vocab.json and merges.txt, else tokenizer.model; which ids begin
     and end a text stands in tokenizer_config.json, config.json and generation_config.json.
     """
+    try:
+        return _tokenizer_from_hf(directory)
+    except KshipraError:
+        raise
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, struct.error) as error:
+        raise KshipraError("tokenizer: a part is missing or of the wrong type "
+                           f"({type(error).__name__}: {error}); fetch the files again",
+                           directory) from None
+
+
+def _tokenizer_from_hf(directory):
     def at(name):
         return os.path.join(directory, name)
 
@@ -2017,13 +2030,20 @@ def tokenizer_from_hf(directory):
     settings, config, generation = [
         _read_json(at(name)) if there(name) else {}
         for name in ("tokenizer_config.json", "config.json", "generation_config.json")]
-    strips, template = {}, None
+    strips, before, after = {}, None, None
     if there("tokenizer.json"):
-        model, strips, template = _model_from_tokenizer_json(at("tokenizer.json"))
+        root, path = _read_json(at("tokenizer.json")), at("tokenizer.json")
+        model = _model_from_tokenizer_json(root, path)
+        before, after = _template(root, path)
+        strips = {a["id"]: (bool(a.get("lstrip")), bool(a.get("rstrip")))
+                  for a in root.get("added_tokens") or [] if a.get("lstrip") or a.get("rstrip")}
+        adds_bos = before is not None
     elif there("vocab.json", "merges.txt"):
         model = _model_from_vocab_json(directory, settings, config)
+        adds_bos = False
     elif there("tokenizer.model"):
         model = _model_from_sentencepiece(at("tokenizer.model"))
+        adds_bos = True                         # as Llama and Gemma, which have such files
     else:
         raise KshipraError("no tokenizer: tokenizer.json, vocab.json with merges.txt, or "
                            "tokenizer.model is needed", directory)
@@ -2031,25 +2051,23 @@ def tokenizer_from_hf(directory):
     vocabulary = model.vocabulary
 
     def named(text):
+        """Return the id of a token given as its text or as {"content": text}, or None."""
         text = text.get("content") if isinstance(text, dict) else text
-        return vocabulary.special.get(text, vocabulary.ids.get(text)) if text else None
+        return vocabulary.special.get(text, vocabulary.ids.get(text))
 
     def listed(key):
+        """Yield the ids under key, one or a list, in any of the files; those of padding not."""
         for place in (generation, config, config.get("text_config")):
             found = place.get(key) if isinstance(place, dict) else None
             for token in found if isinstance(found, list) else [found]:
                 if type(token) is int and 0 <= token < len(vocabulary):
                     yield token
 
-    before, after = template or (None, None)
-    bos_ids = [named(settings.get("bos_token")), named(before), *listed("bos_token_id")]
-    eos_ids = [named(settings.get("eos_token")), *listed("eos_token_id")]
-    bos_id = next((token for token in bos_ids if token is not None), None)
-    eos_id = next((token for token in eos_ids if token is not None), None)
-    # tokenizer_config.json has the last word; a tokenizer.model alone means Llama's ways.
-    adds_bos = before is not None if template else isinstance(model, SentencePiece)
+    bos_ids = [named(settings.get("bos_token")), named(before), *listed("bos_token_id"), None]
+    eos_ids = [named(settings.get("eos_token")), *listed("eos_token_id"), None]
     add_bos, add_eos = settings.get("add_bos_token"), settings.get("add_eos_token")
-    return Tokenizer(model, bos_id, eos_id, eos_ids,
+    return Tokenizer(model, next(filter(lambda token: token is not None, bos_ids), None),
+                     next(filter(lambda token: token is not None, eos_ids), None), eos_ids,
                      adds_bos if add_bos is None else add_bos,
                      after is not None if add_eos is None else add_eos, strips)
 
@@ -2085,100 +2103,81 @@ def _steps(node, key):
     return node[key] if node["type"] == "Sequence" else [node]
 
 
-def _model_from_tokenizer_json(path):
-    """Return (model, {token: (strips left, strips right)}, template).
+def _unsupported(part, found, path):
+    """Refuse what would change the ids and is not known here."""
+    raise KshipraError(f"tokenizer, {part}: {_quote(found)} is not supported; convert the model "
+                       "to GGUF", path)
 
-    template: the texts of the special tokens put before and after a text, None for none
-    Whatever in the file would change the ids and is not known here is refused.
-    """
-    def refuse(part, found):
-        raise KshipraError(f"tokenizer, {part}: {_quote(found)} is not supported; convert the "
-                           "model to GGUF", path)
 
-    root = _read_json(path)
-    try:
-        bpe, added = root["model"], root.get("added_tokens") or []
-        kind = bpe.get("type", "BPE" if "merges" in bpe else None)
-        if kind != "BPE":
-            refuse("model.type", kind)
-        for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
-            if bpe.get(key):
-                refuse("model." + key, bpe[key])
-        for a in added:
-            if a.get("single_word"):
-                refuse("added_tokens", a)
-        byte_fallback = bool(bpe.get("byte_fallback"))
-        vocabulary = _vocabulary_from_dict(bpe["vocab"], added, byte_fallback, path)
-        merges = [m if isinstance(m, str) else " ".join(m) for m in bpe["merges"]]
+def _model_from_tokenizer_json(root, path):
+    """Return the ByteLevel or SentencePiece that the object in a tokenizer.json describes."""
+    bpe, added = root["model"], root.get("added_tokens") or []
+    kind = bpe.get("type", "BPE" if "merges" in bpe else None)
+    if kind != "BPE":
+        _unsupported("model.type", kind, path)
+    for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
+        if bpe.get(key):
+            _unsupported("model." + key, bpe[key], path)
+    for a in added:
+        if a.get("single_word"):
+            _unsupported("added_tokens", a, path)
+    vocabulary = _vocabulary_from_dict(bpe["vocab"], added, bool(bpe.get("byte_fallback")), path)
+    rank = rank_by_merges(vocabulary, [m if isinstance(m, str) else " ".join(m)
+                                       for m in bpe["merges"]])
 
-        normal_form, prefix, once, to_space = None, "never", False, False
-        for step in _steps(root.get("normalizer"), "normalizers"):
-            if step["type"] in ("NFC", "NFD", "NFKC", "NFKD"):
-                normal_form = step["type"]
-            elif step["type"] == "Prepend" and step["prepend"] == SPACE:
-                prefix = "always"
-            elif step["type"] == "Replace" and step["pattern"] == {"String": " "} \
-                    and step["content"] == SPACE:
-                to_space = True
-            else:
-                refuse("normalizer", step)
-
-        patterns = []
-        for step in _steps(root.get("pre_tokenizer"), "pretokenizers"):
-            if step["type"] == "ByteLevel" and not step.get("add_prefix_space"):
-                patterns += [GPT2] if step.get("use_regex", True) else []
-            elif step["type"] == "Digits":
-                patterns.append(DIGIT if step.get("individual_digits") else DIGITS)
-            elif step["type"] == "Punctuation" and step.get("behavior") == "Contiguous":
-                patterns.append(PUNCTUATION)
-            elif step["type"] == "Metaspace" and step["replacement"] == SPACE \
-                    and not step.get("split", True):
-                scheme = step.get("prepend_scheme", "always")
-                prefix, once, to_space = scheme, True, True
-            elif step["type"] == "Split" and step["pattern"].get("Regex") in KNOWN_PATTERNS \
-                    and (step["behavior"], step.get("invert", False)) in (
-                        ("Isolated", False), ("Removed", True)):
-                patterns.append(step["pattern"]["Regex"])
-            elif step["type"] == "Split" and step["pattern"] == {"String": " "} and to_space:
-                pass                        # no space is left to split at
-            else:
-                refuse("pre_tokenizer", step)
-
-        if to_space and not patterns:
-            ranks = {m: i for i, m in enumerate(merges)}
-            unknown_id = bpe["vocab"].get(bpe.get("unk_token"))
-            model = SentencePiece(vocabulary, _rank_by_merges(vocabulary, ranks), prefix,
-                                  unknown_id, once, normal_form)
-        elif patterns and not to_space:
-            model = ByteLevel(vocabulary, merges, patterns, bool(bpe.get("ignore_merges")),
-                              normal_form)
+    normal_form, space_prefix, once, to_space = None, "never", False, False
+    for step in _steps(root.get("normalizer"), "normalizers"):
+        kind = step["type"]
+        if kind in ("NFC", "NFD", "NFKC", "NFKD"):
+            normal_form = kind
+        elif kind == "Prepend" and step["prepend"] == SPACE:
+            space_prefix = "always"
+        elif kind == "Replace" and (step["pattern"], step["content"]) == ({"String": " "}, SPACE):
+            to_space = True
         else:
-            refuse("pre_tokenizer", root.get("pre_tokenizer"))
+            _unsupported("normalizer", step, path)
 
-        template = (None, None)
-        for step in _steps(root.get("post_processor"), "processors"):
-            if step["type"] == "TemplateProcessing":
-                parts = [part.get("SpecialToken", {}).get("id") for part in step["single"]]
-                text_at = parts.index(None)
-                if text_at > 1 or len(parts) - text_at > 2:
-                    refuse("post_processor", step)
-                template = (parts[0], parts[-1])
-            elif step["type"] != "ByteLevel":
-                refuse("post_processor", step)
-        strips = {a["id"]: (bool(a.get("lstrip")), bool(a.get("rstrip"))) for a in added
-                  if a.get("lstrip") or a.get("rstrip")}
-        return model, strips, template
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise KshipraError(f"tokenizer: a part is missing or of the wrong type "
-                           f"({type(error).__name__}: {error})", path) from None
+    patterns = []
+    for step in _steps(root.get("pre_tokenizer"), "pretokenizers"):
+        kind, pattern = step["type"], step.get("pattern") or {}
+        ways = step.get("behavior"), step.get("invert", False)
+        if kind == "ByteLevel" and not step.get("add_prefix_space"):
+            patterns += [GPT2] if step.get("use_regex", True) else []
+        elif kind == "Digits":
+            patterns.append(DIGIT if step.get("individual_digits") else DIGITS)
+        elif kind == "Punctuation" and ways[0] == "Contiguous":
+            patterns.append(PUNCTUATION)
+        elif kind == "Split" and pattern.get("Regex") in KNOWN_PATTERNS and ways in (
+                ("Isolated", False), ("Removed", True)):
+            patterns.append(pattern["Regex"])
+        elif kind == "Split" and pattern == {"String": " "} and to_space:
+            pass                                # no space is left to cut at
+        elif kind == "Metaspace" and step["replacement"] == SPACE and step.get("split") is False:
+            space_prefix, once, to_space = step.get("prepend_scheme", "always"), True, True
+        else:
+            _unsupported("pre_tokenizer", step, path)
+
+    if to_space == bool(patterns) or space_prefix not in ("always", "first", "never"):
+        _unsupported("pre_tokenizer", root.get("pre_tokenizer"), path)
+    if to_space:
+        return SentencePiece(vocabulary, rank, space_prefix,
+                             bpe["vocab"].get(bpe.get("unk_token")), once, normal_form)
+    return ByteLevel(vocabulary, rank, patterns, bool(bpe.get("ignore_merges")), normal_form)
 
 
-def _rank_by_merges(vocabulary, ranks):
-    """Return rank(left, right) for a SentencePiece vocabulary that comes with merges."""
-    def rank(left, right):
-        found = ranks.get(f"{left} {right}")
-        return found if found is not None and left + right in vocabulary.ids else None
-    return rank
+def _template(root, path):
+    """Return the texts of the special tokens put before and after a text, None for none."""
+    before = after = None
+    for step in _steps(root.get("post_processor"), "processors"):
+        if step["type"] == "TemplateProcessing":
+            parts = [part.get("SpecialToken", {}).get("id") for part in step["single"]]
+            text_at = parts.index(None)
+            if text_at > 1 or len(parts) - text_at > 2:
+                _unsupported("post_processor", step, path)
+            before, after = parts[0], parts[-1]
+        elif step["type"] != "ByteLevel":
+            _unsupported("post_processor", step, path)
+    return before, after
 
 
 def _model_from_vocab_json(directory, settings, config):
@@ -2198,7 +2197,8 @@ def _model_from_vocab_json(directory, settings, config):
     with open(os.path.join(directory, "merges.txt"), encoding="utf-8") as file:
         lines = file.read().split("\n")
     merges = [line for line in lines if line and not line.startswith("#version:")]
-    return ByteLevel(_vocabulary_from_dict(ids, added, False, path), merges, patterns,
+    vocabulary = _vocabulary_from_dict(ids, added, False, path)
+    return ByteLevel(vocabulary, rank_by_merges(vocabulary, merges), patterns,
                      normal_form="NFC" if patterns == (QWEN2,) else None)
 
 
@@ -2256,6 +2256,9 @@ def _model_from_sentencepiece(path):
             piece = dict(_protobuf_fields(value, path))
             types.append(piece.get(3, NORMAL))
             text = piece.get(1, b"")
+            if not isinstance(text, bytes) or types[-1] not in range(1, 7):
+                raise KshipraError(f"piece {len(texts)}: text {_quote(text)} of type {types[-1]}; "
+                                   "fetch the file again", path)
             texts.append(text.replace(SPACE.encode(), b" ") if types[-1] == USER_DEFINED else text)
             scores.append(struct.unpack("<f", piece.get(2, bytes(4)))[0])
         elif number == 2:
@@ -2269,13 +2272,17 @@ def _model_from_sentencepiece(path):
         raise KshipraError("normalizer_spec: a character map or the removal of extra white space "
                            "is not supported", path)
     vocabulary = Vocabulary(texts, types)
-    return SentencePiece(vocabulary, _rank_by_scores(vocabulary, scores),
+    return SentencePiece(vocabulary, rank_by_scores(vocabulary, scores),
                          "always" if normalizer.get(3, 1) else "never",
                          types.index(UNKNOWN) if UNKNOWN in types else None)
 
 
 def load_tokenizer(path):
-    """Return the Tokenizer of a GGUF file, vocabulary-only ones included, or an HF directory."""
+    """Return the Tokenizer of a GGUF file, a vocabulary-only one too, or of an HF directory,
+    which a safetensors file in it may stand for."""
+    path = os.fspath(path)
+    if path.endswith(".safetensors"):
+        path = os.path.dirname(path) or "."
     if os.path.isdir(path):
         return tokenizer_from_hf(path)
     return tokenizer_from_gguf(GGUF(path).metadata, path)
@@ -2344,11 +2351,14 @@ def lane_sum(values):
     return tree_sum(lanes)
 
 
+NOT_FINITE = ("an activation is infinite or not a number; the model's weights are damaged or its "
+              "type cannot hold them, so fetch it again")
+
+
 def check_finite(values):
     """Raise KshipraError if one of the values is infinite or not a number."""
     if not math.isfinite(sum(values)):
-        raise KshipraError("an activation is infinite or not a number; the model's weights are "
-                           "damaged or its type cannot hold them, so fetch it again")
+        raise KshipraError(NOT_FINITE)
 
 
 # 4.1 Functions of one number.  libm differs between systems in the last bit, so exp is our
@@ -2365,11 +2375,11 @@ POWERS_OF_2 = [2.0 ** n for n in range(-126, 128)]
 
 
 def exp(x):
-    """Return e to the power of each element of x; x is first clamped to EXP_MIN..EXP_MAX.
+    """Return e to the power of each element of x, rounded and clamped to EXP_MIN..EXP_MAX.
 
     Raises KshipraError for what is not a number; infinities are clamped like the rest.
     """
-    x = [EXP_MIN if v < EXP_MIN else EXP_MAX if v > EXP_MAX else v for v in x]
+    x = array("f", [EXP_MIN if v < EXP_MIN else EXP_MAX if v > EXP_MAX else v for v in x])
     check_finite(x)
     n = list(map(round, f32_scale(x, LOG2_E)))
     r = array("f", [v - k * LN2_HI for v, k in zip(x, n)])
@@ -2816,8 +2826,11 @@ class Reference:
         return [softcap_of(row, cap) for row in x]
 
     def run(self, forward, model, batch):
-        """Run a forward pass on these operations."""
-        return forward(model, self, batch)
+        """Return the logits that a forward pass on these operations computes, all finite."""
+        logits = forward(model, self, batch)
+        for row in logits:
+            check_finite(row)
+        return logits
 
     def argmax(self, row):
         """Return the lowest index of the largest value of one row of logits."""
@@ -3202,6 +3215,7 @@ _OP_ROWS = [
     ("hsum_f32",    "V=v",   "f32", _hsum_f32),   # ((l0+l1)+(l2+l3)) + ((l4+l5)+(l6+l7)), every lane
     ("hmax_f32",    "V=v",   "f32", _fold(_larger, _f32, _to_f32)),
     ("load_f16x8",  "V=id",  "f32", _load_lanes("<8e", _to_f32)),
+    ("f16_to_f32",  "V=v",   "f32", lambda a: _to_f32(struct.unpack("<8e", a[:16]))),   # of the low half
     ("load_bf16x8", "V=id",  "f32", _load_lanes("<8H", lambda h: _to_i32([x << 16 for x in h]))),
     ("store_f16x8", "=ivd",  None, lambda base, v, disp: _store(
         base + disp, b"".join(map(_f16_bytes, _f32(v))))),
@@ -3721,11 +3735,14 @@ def _emit(kernel, encoder, before_each=None):
 def listing(kernel, isa, abi=None):
     """Return a kernel as text: each operation, and below it offset, bytes and assembly.
 
-    The encoder's emitting methods are wrapped to note what they are called with, so that nothing
-    is spent on text unless it is asked for.
+    The emitting methods of an encoder are wrapped to note what they are called with, so that
+    nothing is spent on text unless it is asked for.  That of arm64 has none: its words can be read.
     """
     encoder = ENCODERS[isa](isa, abi or host_abi())
-    notes, depth = [], 0                    # (offset, emitter or None, what it was given)
+    notes, depth = [(0, None, ("begin",))], 0       # (offset, emitter or None, what it was given)
+
+    def place():
+        return encoder.unit_bytes * len(encoder.code)
 
     def wrapped(name):
         emit = getattr(encoder, name)
@@ -3733,7 +3750,7 @@ def listing(kernel, isa, abi=None):
         def noting(*operands):
             nonlocal depth
             if depth == 0:                  # an emitter may use another one
-                notes.append((len(encoder.code), name, operands))
+                notes.append((place(), name, operands))
             depth += 1
             emit(*operands)
             depth -= 1
@@ -3741,17 +3758,20 @@ def listing(kernel, isa, abi=None):
 
     for name in encoder.EMITTERS:
         setattr(encoder, name, wrapped(name))
-    _emit(kernel, encoder, lambda instruction: notes.append((len(encoder.code), None, instruction)))
-    notes.append((len(encoder.code), None, ("end",)))
+    _emit(kernel, encoder, lambda instruction: notes.append((place(), None, instruction)))
+    notes.append((place(), None, ("end",)))
     code = encoder.finish()
     ends = [note[0] for note in notes[1:]] + [encoder.n_code_bytes]
     lines = [f"; {kernel.name} for {isa}, {encoder.abi}: {len(code)} bytes"]
     for (start, name, operands), end in zip(notes, ends):
         if name is None:
             lines.append("; " + " ".join([operands[0], ", ".join(map(str, operands[1:]))]).strip())
+            parts = [(at, code[at:at + 4]) for at in range(start, end, 4)]      # none if noted
+            texts = [encoder.disassemble(data) for _, data in parts]
         else:
-            text = encoder.text(name, operands, code[start:end])
-            lines.append(f"{start:04x}  {code[start:end].hex(' '):<30}  {text}")
+            parts, texts = [(start, code[start:end])], [encoder.text(name, operands, code[start:end])]
+        for (at, data), text in zip(parts, texts):
+            lines.append(f"{at:04x}  {data.hex(' '):<30}  {text}")
     if len(code) > encoder.n_code_bytes:
         lines.append(f"{encoder.n_code_bytes:04x}  constants: {code[encoder.n_code_bytes:].hex(' ')}")
     return "\n".join(lines)
@@ -3902,6 +3922,7 @@ class X86:
     """
 
     n_vectors = 16
+    unit_bytes = 1                                # code is a bytearray
 
     def __init__(self, isa, abi):
         self.isa, self.abi = isa, abi
@@ -4587,6 +4608,7 @@ def _x86_rows(isa):
         "shl_i16": _shift_vector("vpsllw", 6), "shr_i16": _shift_vector("vpsrlw", 2),
         "sar_i16": _shift_vector("vpsraw", 4),
         "widen_i8x16": _vload("vpmovsxbw"), "widen_u8x16": _vload("vpmovzxbw"),
+        "f16_to_f32": _two("vcvtph2ps"),
         "extend_i8": _extend("vpmovsxbw"), "extend_u8": _extend("vpmovzxbw"),
         "extend_i16": _extend("vpmovsxwd"), "extend_u16": _extend("vpmovzxwd"),
         "madd": _three("vpmaddwd"),
@@ -4627,6 +4649,902 @@ ENCODERS.update(avx2=X86, vnni=X86, avxvnni=X86)
 
 # ---------------------------------------------------------------------------------------
 # 5.3 arm64
+#
+# An arm64 instruction is one word of 32 bits, always.  The word is cut into fields: some bits say
+# which operation, others which registers.  This one adds two registers of four float32 lanes,
+# `fadd v3.4s, v1.4s, v2.4s`:
+#
+#      31         21 20   16 15    10 9     5 4     0
+#     +-------------+-------+--------+-------+-------+
+#     | 01001110001 | mmmmm | 110101 | nnnnn | ddddd |      v_d = v_n + v_m
+#     +-------------+-------+--------+-------+-------+
+#       operation      2                1       3
+#
+# The one idea: the table below draws every word that we use just so, as 32 characters in which a
+# 0 or 1 is meant and a run of letters is a field (a capital: a signed one).  Beside it stands the
+# text, a format string of the same letters.  From the picture comes the function that makes the
+# word; the listing goes the other way, finds the picture that a word fits and fills in the text.
+#
+# NEON, the vector part, has 32 registers v0..v31 of 128 bits: our 256-bit register number p is
+# the pair v2p (low half), v2p+1 (high half), and most operations are one instruction for each.
+#
+#     x0..x14, x19..x28   whole numbers and addresses; x0, x1, x2 hold our parameters on entry
+#     x15, x16, x17       ours for the length of one operation: constants, addresses far away
+#     x18                 belongs to the system on macOS and Windows; x29, x30 frame and return
+#     v8..v15, x19..x28   must be left as found (of v8..v15 only the low 64 bits)
+#
+# Source: Arm Architecture Reference Manual (DDI 0487), C4 for the words, C6 and C7 for what they
+# do; Procedure Call Standard for the Arm 64-bit Architecture (IHI 0055), section 6.
+
+_CONDITIONS = "eq ne hs lo mi pl vs vc hi ls ge lt gt le al".split()
+_CONDITION = {how: _CONDITIONS.index(name) for how, name in
+              (("<", "lt"), ("<=", "le"), (">", "gt"), (">=", "ge"), ("==", "eq"), ("!=", "ne"))}
+
+
+def _bitmask_bits(value):
+    """Return the 13 bits N:immr:imms of an `and` with a constant, or None if it has none.
+
+    Such a constant is a run of ones, rotated, in an element of 2, 4 ... 64 bits that repeats:
+    imms says how long the element and (less one) the run, immr how far it turns to the right.
+    """
+    value &= 2**64 - 1
+    if value in (0, 2**64 - 1):
+        return None
+    size = 64
+    while size > 2 and value >> size // 2 == value & ((1 << size // 2) - 1):
+        size //= 2
+        value &= (1 << size) - 1
+    ones = bin(value).count("1")
+    run = (1 << ones) - 1
+    for turn in range(size):
+        if ((run >> turn) | (run << (size - turn))) & ((1 << size) - 1) == value:
+            return (size == 64) << 12 | turn << 6 | ((-size << 1) & 63 | ones - 1) & 63
+    return None
+
+
+def _bitmask_value(bits):
+    """Return the constant that `_bitmask_bits` encodes."""
+    size = 1 << ((bits >> 12 << 6 | ~bits & 63).bit_length() - 1)
+    turn, ones = (bits >> 6) & (size - 1), (bits & (size - 1)) + 1
+    run = (1 << ones) - 1
+    element = ((run >> turn) | (run << (size - turn))) & ((1 << size) - 1)
+    return sum([element << i for i in range(0, 64, size)])
+
+
+# Loads and stores come in two forms: with a displacement of 0..4095 units of the size moved, and
+# with one of -256..255 bytes.  Here for each: size, whether of a vector register, kind, register.
+_ACCESSES = {
+    "str.b": ("00", 0, "00", "w"), "ldr.b": ("00", 0, "01", "w"), "ldrs.b": ("00", 0, "10", "x"),
+    "str.h": ("01", 0, "00", "w"), "ldr.h": ("01", 0, "01", "w"), "ldrs.h": ("01", 0, "10", "x"),
+    "str.w": ("10", 0, "00", "w"), "ldr.w": ("10", 0, "01", "w"), "ldrs.w": ("10", 0, "10", "x"),
+    "str.x": ("11", 0, "00", "x"), "ldr.x": ("11", 0, "01", "x"),
+    "ldr.vb": ("00", 1, "01", "b"), "ldr.vh": ("01", 1, "01", "h"),
+    "ldr.s": ("10", 1, "01", "s"), "str.s": ("10", 1, "00", "s"),
+    "ldr.d": ("11", 1, "01", "d"), "str.d": ("11", 1, "00", "d"),
+    "ldr.q": ("00", 1, "11", "q"), "str.q": ("00", 1, "10", "q"),
+}
+_ACCESS_BYTES = {name: 16 if name[-1] == "q" else 1 << int(row[0], 2)
+                 for name, row in _ACCESSES.items()}
+
+
+def _access_rows():
+    for name, (size, vector, kind, register) in _ACCESSES.items():
+        verb, suffix = name.split(".")
+        letter = {"b": "b", "h": "h"}.get(suffix, "w" if verb == "ldrs" else "")
+        yield (name, f"{size}111{vector}01{kind} iiiiiiiiiiii nnnnn ddddd",
+               f"{verb}{letter} {register}{{d}}, [x{{n}}, #{{i*{_ACCESS_BYTES[name]}}}]")
+        yield (name + "u", f"{size}111{vector}00{kind}0 IIIIIIIII 00 nnnnn ddddd",
+               f"{verb[:2]}u{verb[2:]}{letter} {register}{{d}}, [x{{n}}, #{{I}}]")
+
+
+# name, word, text.  A name is the mnemonic and what the lanes are: 4s, four of 32 bits; 8h, eight
+# of 16; 16b, sixteen of 8; 2d, two of 64.  The operands are given in the order of the text.
+_A64_ROWS = [
+    # whole numbers
+    ("movz",     "110100101 hh iiiiiiiiiiiiiiii ddddd", "movz x{d}, #{i:#x}, lsl #{h*16}"),
+    ("movn",     "100100101 hh iiiiiiiiiiiiiiii ddddd", "movn x{d}, #{i:#x}, lsl #{h*16}"),
+    ("movk",     "111100101 hh iiiiiiiiiiiiiiii ddddd", "movk x{d}, #{i:#x}, lsl #{h*16}"),
+    ("mov.x",    "10101010000 mmmmm 000000 11111 ddddd", "mov x{d}, x{m}"),
+    ("add.x",    "10001011000 mmmmm 000000 nnnnn ddddd", "add x{d}, x{n}, x{m}"),
+    ("sub.x",    "11001011000 mmmmm 000000 nnnnn ddddd", "sub x{d}, x{n}, x{m}"),
+    ("and.x",    "10001010000 mmmmm 000000 nnnnn ddddd", "and x{d}, x{n}, x{m}"),
+    ("orr.x",    "10101010000 mmmmm 000000 nnnnn ddddd", "orr x{d}, x{n}, x{m}"),
+    ("eor.x",    "11001010000 mmmmm 000000 nnnnn ddddd", "eor x{d}, x{n}, x{m}"),
+    ("cmp.x",    "11101011000 mmmmm 000000 nnnnn 11111", "cmp x{n}, x{m}"),
+    ("mul.x",    "10011011000 mmmmm 011111 nnnnn ddddd", "mul x{d}, x{n}, x{m}"),
+    ("msub.x",   "10011011000 mmmmm 1 aaaaa nnnnn ddddd", "msub x{d}, x{n}, x{m}, x{a}"),
+    ("udiv.x",   "10011010110 mmmmm 000010 nnnnn ddddd", "udiv x{d}, x{n}, x{m}"),
+    ("csel.x",   "10011010100 mmmmm cccc 00 nnnnn ddddd",
+     "csel x{d}, x{n}, x{m}, {_CONDITIONS[c]}"),
+    ("sub.sp",   "1101000100 iiiiiiiiiiii 11111 11111", "sub sp, sp, #{i}"),
+    ("add.sp",   "1001000100 iiiiiiiiiiii 11111 11111", "add sp, sp, #{i}"),
+    ("cmp.i",    "1111000100 iiiiiiiiiiii nnnnn 11111", "cmp x{n}, #{i}"),
+    ("cmn.i",    "1011000100 iiiiiiiiiiii nnnnn 11111", "cmn x{n}, #{i}"),
+    ("add.i",    "1001000100 iiiiiiiiiiii nnnnn ddddd", "add x{d}, x{n}, #{i}"),
+    ("add.i12",  "1001000101 iiiiiiiiiiii nnnnn ddddd", "add x{d}, x{n}, #{i}, lsl #12"),
+    ("sub.i",    "1101000100 iiiiiiiiiiii nnnnn ddddd", "sub x{d}, x{n}, #{i}"),
+    ("sub.i12",  "1101000101 iiiiiiiiiiii nnnnn ddddd", "sub x{d}, x{n}, #{i}, lsl #12"),
+    ("subs.i",   "1111000100 iiiiiiiiiiii nnnnn ddddd", "subs x{d}, x{n}, #{i}"),
+    ("and.i",    "100100100 iiiiiiiiiiiii nnnnn ddddd", "and x{d}, x{n}, #{_bitmask_value(i):#x}"),
+    ("orr.i",    "101100100 iiiiiiiiiiiii nnnnn ddddd", "orr x{d}, x{n}, #{_bitmask_value(i):#x}"),
+    ("eor.i",    "110100100 iiiiiiiiiiiii nnnnn ddddd", "eor x{d}, x{n}, #{_bitmask_value(i):#x}"),
+    ("lsr.i",    "1101001101 iiiiii 111111 nnnnn ddddd", "lsr x{d}, x{n}, #{i}"),
+    ("asr.i",    "1001001101 iiiiii 111111 nnnnn ddddd", "asr x{d}, x{n}, #{i}"),
+    ("lsl.i",    "1101001101 rrrrrr ssssss nnnnn ddddd", "lsl x{d}, x{n}, #{63-s}"),  # r = s + 1
+    # memory
+    *_access_rows(),
+    ("ldp.q",    "1010110101 IIIIIII mmmmm nnnnn ddddd", "ldp q{d}, q{m}, [x{n}, #{I*16}]"),
+    ("stp.q",    "1010110100 IIIIIII mmmmm nnnnn ddddd", "stp q{d}, q{m}, [x{n}, #{I*16}]"),
+    ("stp.x",    "1010100100 IIIIIII mmmmm 11111 ddddd", "stp x{d}, x{m}, [sp, #{I*8}]"),
+    ("ldp.x",    "1010100101 IIIIIII mmmmm 11111 ddddd", "ldp x{d}, x{m}, [sp, #{I*8}]"),
+    ("stp.d",    "0110110100 IIIIIII mmmmm 11111 ddddd", "stp d{d}, d{m}, [sp, #{I*8}]"),
+    ("ldp.d",    "0110110101 IIIIIII mmmmm 11111 ddddd", "ldp d{d}, d{m}, [sp, #{I*8}]"),
+    ("prfm",     "1111100110 iiiiiiiiiiii nnnnn 00000", "prfm pldl1keep, [x{n}, #{i*8}]"),
+    ("ldar",     "11001000110 11111 1 11111 nnnnn ddddd", "ldar x{d}, [x{n}]"),
+    ("stlr",     "11001000100 11111 1 11111 nnnnn ddddd", "stlr x{d}, [x{n}]"),
+    ("ldaxr",    "11001000010 11111 1 11111 nnnnn ddddd", "ldaxr x{d}, [x{n}]"),
+    ("stlxr",    "11001000000 sssss 1 11111 nnnnn ddddd", "stlxr w{s}, x{d}, [x{n}]"),
+    ("ldr.qlit", "10011100 IIIIIIIIIIIIIIIIIII ddddd", "ldr q{d}, .{4*I:+}"),
+    ("ld1.s",    "0q001101110 11111 100 s 00 nnnnn ddddd", "ld1 {{v{d}.s}}[{2*q+s}], [x{n}], #4"),
+    ("st1.s",    "0q001101100 11111 100 s 00 nnnnn ddddd", "st1 {{v{d}.s}}[{2*q+s}], [x{n}], #4"),
+    # control and the system
+    ("b",        "000101 IIIIIIIIIIIIIIIIIIIIIIIIII", "b .{4*I:+}"),
+    ("b.if",     "01010100 IIIIIIIIIIIIIIIIIII 0 cccc", "b.{_CONDITIONS[c]} .{4*I:+}"),
+    ("cbnz",     "10110101 IIIIIIIIIIIIIIIIIII ddddd", "cbnz x{d}, .{4*I:+}"),
+    ("blr",      "1101011000111111000000 nnnnn 00000", "blr x{n}"),
+    ("ret",      "11010110010111110000001111000000", "ret"),
+    ("isb",      "11010101000000110011111111011111", "isb"),
+    # vectors: the bits as they are, lanes moved about
+    ("mov.16b",  "01001110101 nnnnn 000111 nnnnn ddddd", "mov v{d}.16b, v{n}.16b"),
+    ("and.16b",  "01001110001 mmmmm 000111 nnnnn ddddd", "and v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("bic.16b",  "01001110011 mmmmm 000111 nnnnn ddddd", "bic v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("orr.16b",  "01001110101 mmmmm 000111 nnnnn ddddd", "orr v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("eor.16b",  "01101110001 mmmmm 000111 nnnnn ddddd", "eor v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("bsl.16b",  "01101110011 mmmmm 000111 nnnnn ddddd", "bsl v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("bit.16b",  "01101110101 mmmmm 000111 nnnnn ddddd", "bit v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("bif.16b",  "01101110111 mmmmm 000111 nnnnn ddddd", "bif v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("mvn.16b",  "0110111000100000010110 nnnnn ddddd", "mvn v{d}.16b, v{n}.16b"),
+    ("movi.16b", "0100111100000 aaa 111001 bbbbb ddddd", "movi v{d}.16b, #{32*a+b:#x}"),
+    ("dup.b",    "01001110000 iiii1 000001 nnnnn ddddd", "dup v{d}.16b, v{n}.b[{i}]"),
+    ("dup.h",    "01001110000 iii10 000001 nnnnn ddddd", "dup v{d}.8h, v{n}.h[{i}]"),
+    ("dup.s",    "01001110000 ii100 000001 nnnnn ddddd", "dup v{d}.4s, v{n}.s[{i}]"),
+    ("dup.d",    "01001110000 i1000 000001 nnnnn ddddd", "dup v{d}.2d, v{n}.d[{i}]"),
+    ("dup.w",    "01001110000 00100 000011 nnnnn ddddd", "dup v{d}.4s, w{n}"),
+    ("umov.d",   "01001110000 i1000 001111 nnnnn ddddd", "mov x{d}, v{n}.d[{i}]"),
+    ("smov.s",   "01001110000 ii100 001011 nnnnn ddddd", "smov x{d}, v{n}.s[{i}]"),
+    ("ins.w",    "01001110000 ii100 000111 nnnnn ddddd", "ins v{d}.s[{i}], w{n}"),
+    ("ins.s",    "01101110000 ii100 0 jj00 1 nnnnn ddddd", "ins v{d}.s[{i}], v{n}.s[{j}]"),
+    ("zip1.16b", "01001110000 mmmmm 001110 nnnnn ddddd", "zip1 v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("zip1.8h",  "01001110010 mmmmm 001110 nnnnn ddddd", "zip1 v{d}.8h, v{n}.8h, v{m}.8h"),
+    ("zip1.4s",  "01001110100 mmmmm 001110 nnnnn ddddd", "zip1 v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("zip1.2d",  "01001110110 mmmmm 001110 nnnnn ddddd", "zip1 v{d}.2d, v{n}.2d, v{m}.2d"),
+    ("zip2.16b", "01001110000 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("zip2.8h",  "01001110010 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.8h, v{n}.8h, v{m}.8h"),
+    ("zip2.4s",  "01001110100 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("zip2.2d",  "01001110110 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.2d, v{n}.2d, v{m}.2d"),
+    ("ext.16b",  "01101110000 mmmmm 0 iiii 0 nnnnn ddddd",
+     "ext v{d}.16b, v{n}.16b, v{m}.16b, #{i}"),
+    ("rev64.4s", "0100111010100000000010 nnnnn ddddd", "rev64 v{d}.4s, v{n}.4s"),
+    ("tbl.16b",  "01001110000 mmmmm 000000 nnnnn ddddd", "tbl v{d}.16b, {{v{n}.16b}}, v{m}.16b"),
+    # float32
+    ("fadd.4s",  "01001110001 mmmmm 110101 nnnnn ddddd", "fadd v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fsub.4s",  "01001110101 mmmmm 110101 nnnnn ddddd", "fsub v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fmul.4s",  "01101110001 mmmmm 110111 nnnnn ddddd", "fmul v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fdiv.4s",  "01101110001 mmmmm 111111 nnnnn ddddd", "fdiv v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("faddp.4s", "01101110001 mmmmm 110101 nnnnn ddddd", "faddp v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fcmeq.4s", "01001110001 mmmmm 111001 nnnnn ddddd", "fcmeq v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fcmge.4s", "01101110001 mmmmm 111001 nnnnn ddddd", "fcmge v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fcmgt.4s", "01101110101 mmmmm 111001 nnnnn ddddd", "fcmgt v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fsqrt.4s", "0110111010100001111110 nnnnn ddddd", "fsqrt v{d}.4s, v{n}.4s"),
+    ("frintn.4s", "0100111000100001100010 nnnnn ddddd", "frintn v{d}.4s, v{n}.4s"),
+    ("frintm.4s", "0100111000100001100110 nnnnn ddddd", "frintm v{d}.4s, v{n}.4s"),
+    ("scvtf.4s", "0100111000100001110110 nnnnn ddddd", "scvtf v{d}.4s, v{n}.4s"),
+    ("fcvtns.4s", "0100111000100001101010 nnnnn ddddd", "fcvtns v{d}.4s, v{n}.4s"),
+    ("fcvtl.4s", "0000111000100001011110 nnnnn ddddd", "fcvtl v{d}.4s, v{n}.4h"),
+    ("fcvtl2.4s", "0100111000100001011110 nnnnn ddddd", "fcvtl2 v{d}.4s, v{n}.8h"),
+    ("fcvtn.4h", "0000111000100001011010 nnnnn ddddd", "fcvtn v{d}.4h, v{n}.4s"),
+    ("fcvtn2.8h", "0100111000100001011010 nnnnn ddddd", "fcvtn2 v{d}.8h, v{n}.4s"),
+    # whole numbers in lanes
+    ("add.4s",   "01001110101 mmmmm 100001 nnnnn ddddd", "add v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("add.8h",   "01001110011 mmmmm 100001 nnnnn ddddd", "add v{d}.8h, v{n}.8h, v{m}.8h"),
+    ("add.16b",  "01001110001 mmmmm 100001 nnnnn ddddd", "add v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("sub.4s",   "01101110101 mmmmm 100001 nnnnn ddddd", "sub v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("sub.8h",   "01101110011 mmmmm 100001 nnnnn ddddd", "sub v{d}.8h, v{n}.8h, v{m}.8h"),
+    ("sub.16b",  "01101110001 mmmmm 100001 nnnnn ddddd", "sub v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("mul.4s",   "01001110101 mmmmm 100111 nnnnn ddddd", "mul v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("mul.8h",   "01001110011 mmmmm 100111 nnnnn ddddd", "mul v{d}.8h, v{n}.8h, v{m}.8h"),
+    ("smin.4s",  "01001110101 mmmmm 011011 nnnnn ddddd", "smin v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("smax.4s",  "01001110101 mmmmm 011001 nnnnn ddddd", "smax v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("umax.4s",  "01101110101 mmmmm 011001 nnnnn ddddd", "umax v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("umin.16b", "01101110001 mmmmm 011011 nnnnn ddddd", "umin v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("umax.16b", "01101110001 mmmmm 011001 nnnnn ddddd", "umax v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("cmeq.4s",  "01101110101 mmmmm 100011 nnnnn ddddd", "cmeq v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("cmeq.16b", "01101110001 mmmmm 100011 nnnnn ddddd", "cmeq v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("cmgt.4s",  "01001110101 mmmmm 001101 nnnnn ddddd", "cmgt v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("cmgt.16b", "01001110001 mmmmm 001101 nnnnn ddddd", "cmgt v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("cmtst.16b", "01001110001 mmmmm 100011 nnnnn ddddd", "cmtst v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("cmlt0.16b", "0100111000100000101010 nnnnn ddddd", "cmlt v{d}.16b, v{n}.16b, #0"),
+    ("ushl.4s",  "01101110101 mmmmm 010001 nnnnn ddddd", "ushl v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("abs.4s",   "0100111010100000101110 nnnnn ddddd", "abs v{d}.4s, v{n}.4s"),
+    ("abs.16b",  "0100111000100000101110 nnnnn ddddd", "abs v{d}.16b, v{n}.16b"),
+    ("neg.4s",   "0110111010100000101110 nnnnn ddddd", "neg v{d}.4s, v{n}.4s"),
+    ("addp.4s",  "01001110101 mmmmm 101111 nnnnn ddddd", "addp v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("addp.8h",  "01001110011 mmmmm 101111 nnnnn ddddd", "addp v{d}.8h, v{n}.8h, v{m}.8h"),
+    ("addv.4s",  "0100111010110001101110 nnnnn ddddd", "addv s{d}, v{n}.4s"),
+    ("umaxv.4s", "0110111010110000101010 nnnnn ddddd", "umaxv s{d}, v{n}.4s"),
+    ("shl.4s",   "01001111001 iiiii 010101 nnnnn ddddd", "shl v{d}.4s, v{n}.4s, #{i}"),
+    ("shl.8h",   "010011110001 iiii 010101 nnnnn ddddd", "shl v{d}.8h, v{n}.8h, #{i}"),
+    ("sshr.4s",  "01001111001 iiiii 000001 nnnnn ddddd", "sshr v{d}.4s, v{n}.4s, #{32-i}"),
+    ("sshr.8h",  "010011110001 iiii 000001 nnnnn ddddd", "sshr v{d}.8h, v{n}.8h, #{16-i}"),
+    ("ushr.4s",  "01101111001 iiiii 000001 nnnnn ddddd", "ushr v{d}.4s, v{n}.4s, #{32-i}"),
+    ("ushr.8h",  "011011110001 iiii 000001 nnnnn ddddd", "ushr v{d}.8h, v{n}.8h, #{16-i}"),
+    ("sxtl.8h",  "0000111100001000101001 nnnnn ddddd", "sxtl v{d}.8h, v{n}.8b"),
+    ("sxtl2.8h", "0100111100001000101001 nnnnn ddddd", "sxtl2 v{d}.8h, v{n}.16b"),
+    ("sxtl.4s",  "0000111100010000101001 nnnnn ddddd", "sxtl v{d}.4s, v{n}.4h"),
+    ("sxtl2.4s", "0100111100010000101001 nnnnn ddddd", "sxtl2 v{d}.4s, v{n}.8h"),
+    ("uxtl.8h",  "0010111100001000101001 nnnnn ddddd", "uxtl v{d}.8h, v{n}.8b"),
+    ("uxtl2.8h", "0110111100001000101001 nnnnn ddddd", "uxtl2 v{d}.8h, v{n}.16b"),
+    ("uxtl.4s",  "0010111100010000101001 nnnnn ddddd", "uxtl v{d}.4s, v{n}.4h"),
+    ("uxtl2.4s", "0110111100010000101001 nnnnn ddddd", "uxtl2 v{d}.4s, v{n}.8h"),
+    ("shll.4s",  "0010111001100001001110 nnnnn ddddd", "shll v{d}.4s, v{n}.4h, #16"),
+    ("shll2.4s", "0110111001100001001110 nnnnn ddddd", "shll2 v{d}.4s, v{n}.8h, #16"),
+    ("sqxtn.4h", "0000111001100001010010 nnnnn ddddd", "sqxtn v{d}.4h, v{n}.4s"),
+    ("sqxtn2.8h", "0100111001100001010010 nnnnn ddddd", "sqxtn2 v{d}.8h, v{n}.4s"),
+    ("sqxtn.8b", "0000111000100001010010 nnnnn ddddd", "sqxtn v{d}.8b, v{n}.8h"),
+    ("smull.4s", "00001110011 mmmmm 110000 nnnnn ddddd", "smull v{d}.4s, v{n}.4h, v{m}.4h"),
+    ("smull2.4s", "01001110011 mmmmm 110000 nnnnn ddddd", "smull2 v{d}.4s, v{n}.8h, v{m}.8h"),
+    ("smull.8h", "00001110001 mmmmm 110000 nnnnn ddddd", "smull v{d}.8h, v{n}.8b, v{m}.8b"),
+    ("smull2.8h", "01001110001 mmmmm 110000 nnnnn ddddd", "smull2 v{d}.8h, v{n}.16b, v{m}.16b"),
+    ("sadalp.4s", "0100111001100000011010 nnnnn ddddd", "sadalp v{d}.4s, v{n}.8h"),
+    ("sdot.4s",  "01001110100 mmmmm 100101 nnnnn ddddd", "sdot v{d}.4s, v{n}.16b, v{m}.16b"),
+    ("sdot.4b",  "0100111110 l mmmmm 1110 h 0 nnnnn ddddd",
+     "sdot v{d}.4s, v{n}.16b, v{m}.4b[{2*h+l}]"),
+]
+
+_A64_FIELD = re.compile(r"([a-zA-Z])\1*")
+
+
+@functools.lru_cache(maxsize=None)
+def _a64_parts(picture, text):
+    """Return (the bits that are set in every such word, {letter: (width, [shifts])}).
+
+    The letters are in the order in which the text has them, and those it lacks come last.
+    """
+    picture = picture.replace(" ", "")
+    found = {}
+    for field in _A64_FIELD.finditer(picture):
+        found.setdefault(field[1], (len(field[0]), []))[1].append(32 - field.end())
+    order = re.findall(r"\b[a-zA-Z]\b", " ".join(re.findall(r"{([^{}]*)}", text)))
+    fields = {letter: found[letter] for letter in [*order, *found] if letter in found}
+    return int(_A64_FIELD.sub(lambda field: "0" * len(field[0]), picture), 2), fields
+
+
+class _A64Words(dict):
+    """Name -> function of the operands that returns the word, made when first asked for."""
+
+    pictures = {name: (picture, text) for name, picture, text in _A64_ROWS}
+
+    def source(self, name, operands):
+        """Return the Python expression of the word, each operand being an expression itself."""
+        base, fields = _a64_parts(*self.pictures[name])
+        if len(operands) != len(fields):
+            raise TypeError(f"{name} takes {list(fields)}, got {operands}")
+        terms = []
+        for (letter, (width, shifts)), operand in zip(fields.items(), operands):
+            for shift in shifts:
+                if operand.isdigit():
+                    base |= int(operand) << shift
+                elif letter.isupper():
+                    terms.append(f" | ({operand} & {(1 << width) - 1}) << {shift}")
+                else:
+                    terms.append(f" | {operand} << {shift}" if shift else f" | {operand}")
+        return f"{base:#x}{''.join(terms)}"
+
+    def __missing__(self, name):
+        letters = list(_a64_parts(*self.pictures[name])[1])
+        self[name] = eval(f"lambda {', '.join(letters)}: {self.source(name, letters)}")
+        return self[name]
+
+
+_W = _A64Words()
+
+
+def _constant_words(d, value):
+    """Return the words that set x_d.  The first one sets 16 bits, and all others to 0 or to 1."""
+    parts = [(value >> shift) & 0xFFFF for shift in (0, 16, 32, 48)]
+    negative = parts.count(0xFFFF) > parts.count(0)
+    idle = 0xFFFF if negative else 0
+    busy = [h for h in range(4) if parts[h] != idle] or [0]
+    first = _W["movn" if negative else "movz"](d, parts[busy[0]] ^ idle, busy[0])
+    return (first, *[_W["movk"](d, parts[h], h) for h in busy[1:]])
+
+
+def _sum_words(d, n, number):
+    """Return the words for x_d = x_n + number.  Uses x16 where 24 bits do not hold the number."""
+    size, verb = abs(number), "add" if number >= 0 else "sub"
+    if size < 4096:
+        return (_W[verb + ".i"](d, n, size),)
+    if size < 1 << 24:
+        words = (_W[verb + ".i12"](d, n, size >> 12),)
+        return words + (_W[verb + ".i"](d, d, size & 4095),) if size & 4095 else words
+    return _constant_words(16, number) + (_W["add.x"](d, n, 16),)
+
+
+def _address(n, disp):
+    """Return (words, register): the address x_n + disp, for instructions that add nothing."""
+    return (_sum_words(16, n, disp), 16) if disp else ((), n)
+
+
+def _access(name, d, n, disp):
+    """Return the words that load or store register d at x_n + disp, by way of x16 if it is far."""
+    n_bytes = _ACCESS_BYTES[name]
+    if not disp % n_bytes and 0 <= disp < 4096 * n_bytes:
+        return (_W[name](d, n, disp // n_bytes),)
+    if -256 <= disp < 256:
+        return (_W[name + "u"](d, n, disp),)
+    low = 0 if disp % n_bytes else disp & 4095
+    return (*_sum_words(16, n, disp - low), _W[name](d, 16, low // n_bytes))
+
+
+def _access_pair(name, d, n, disp):
+    """Return the words that load or store q_d and q_d+1 at x_n + disp."""
+    if not disp & 15 and -1024 <= disp < 1024:
+        return (_W[name](d, d + 1, n, disp >> 4),)
+    if -256 <= disp < 240 or not disp & 15 and 0 <= disp < 65520:
+        single = name.replace("p", "r")
+        return _access(single, d, n, disp) + _access(single, d + 1, n, disp + 16)
+    return (*_sum_words(16, n, disp), _W[name](d, d + 1, 16, 0))
+
+
+# What most operations become.  In a recipe, d is the result and a, b, c the operands that the
+# operation reads, in order; t and u are the halves of a temporary.  A recipe that names halves
+# (d0 the low one, d1 the high one) stands as it is; any other is done for the low halves, then for
+# the high ones.  * is the memory at base + displacement.  Where a constant operand decides, the
+# recipe is a dictionary by its value, None for all others.  Since the result may be one of the
+# operands, no half of an operand is read after that half of the result is written.
+
+_NEON_RECIPES = {
+    # whole numbers
+    "mov": "mov.x d a",
+    "add": "add.x d a b", "sub": "sub.x d a b", "mul": "mul.x d a b",
+    "div": "udiv.x d a b", "rem": "udiv.x 16 a b; msub.x d 16 b a",
+    "iand": "and.x d a b", "ior": "orr.x d a b", "ixor": "eor.x d a b",
+    "shl": "lsl.i d a 63-b -b&63", "shr": "lsr.i d a b", "sar": "asr.i d a b",
+    "min": "cmp.x a b; csel.x d a b 11", "max": "cmp.x a b; csel.x d a b 12",    # 11 lt, 12 gt
+    "load_i64": "ldr.x d *", "store_i64": "str.x b *",
+    "load_i32": "ldrs.w d *", "load_u32": "ldr.w d *", "store_i32": "str.w b *",
+    "load_i16": "ldrs.h d *", "load_u16": "ldr.h d *", "store_i16": "str.h b *",
+    "load_i8": "ldrs.b d *", "load_u8": "ldr.b d *", "store_i8": "str.b b *",
+    "pause": "isb",                             # `yield` does nothing on most processors
+    # bits, parts of vectors
+    "vload": "ldp.q d *", "vstore": "stp.q b *",
+    "vand": "and.16b d a b", "vor": "orr.16b d a b",
+    "vxor": "eor.16b d a b", "vandnot": "bic.16b d b a",
+    "load_i8x16": "ldr.q d0 *; movi.16b d1 0 0", "store_i8x16": "str.q b0 *",
+    "load_i8x8": "ldr.d d0 *; movi.16b d1 0 0", "store_i8x8": "str.d b0 *",
+    "load_f32": "ldr.s d0 *; movi.16b d1 0 0", "store_f32": "str.s b0 *",
+    "broadcast_i8x16": "ldr.q d0 *; mov.16b d1 d0",
+    "broadcast_i64x4": "ldr.d d0 *; dup.d d1 d0 0; dup.d d0 d0 0",
+    "broadcast_f32x8": "ldr.s d0 *; dup.s d1 d0 0; dup.s d0 d0 0",
+    "broadcast_i32x8": "ldr.s d0 *; dup.s d1 d0 0; dup.s d0 d0 0",
+    "broadcast_i16x16": "ldr.vh d0 *; dup.h d1 d0 0; dup.h d0 d0 0",
+    "broadcast_i8x32": "ldr.vb d0 *; dup.b d1 d0 0; dup.b d0 d0 0",
+    "splat_i32": "dup.w d0 a; dup.w d1 a",
+    "broadcast_lane": {i: f"dup.s d0 a{i >> 2} {i & 3}; mov.16b d1 d0" for i in range(8)},
+    "extract_i32": {i: f"smov.s d a{i >> 2} {i & 3}" for i in range(8)},
+    # f32x8.  fmin and fmax of NEON prefer numbers to NaN, or -0 to 0; ours choose by comparison
+    "add_f32": "fadd.4s d a b", "sub_f32": "fsub.4s d a b",
+    "mul_f32": "fmul.4s d a b", "div_f32": "fdiv.4s d a b",
+    "min_f32": "fcmgt.4s t b a; bsl.16b t a b; mov.16b d t",
+    "max_f32": "fcmgt.4s t a b; bsl.16b t a b; mov.16b d t",
+    "sqrt_f32": "fsqrt.4s d a", "round_f32": "frintn.4s d a", "floor_f32": "frintm.4s d a",
+    "cmp_f32": {"<": "fcmgt.4s d c a", "<=": "fcmge.4s d c a", ">": "fcmgt.4s d a c",
+                ">=": "fcmge.4s d a c", "==": "fcmeq.4s d a c",
+                "!=": "fcmeq.4s d a c; mvn.16b d d"},
+    "i32_to_f32": "scvtf.4s d a", "f32_to_i32": "fcvtns.4s d a",
+    "hadd_f32": "faddp.4s d a b",
+    "hsum_f32": "faddp.4s t a0 a1; faddp.4s t t t; faddp.4s d0 t t; mov.16b d1 d0",
+    # larger of (a, the other half), of (that, turned by two lanes), of (that, neighbours swapped)
+    "hmax_f32": "fcmgt.4s t a0 a1; fcmgt.4s u a1 a0; bsl.16b t a0 a1; bsl.16b u a1 a0;"
+                "mov.16b d0 t; mov.16b d1 u;"
+                + "".join([f"{turned}; fcmgt.4s u {half} t; bif.16b {half} t u;"
+                           for half in ("d0", "d1")
+                           for turned in (f"ext.16b t {half} {half} 8", f"rev64.4s t {half}")]),
+    "load_f16x8": "ldr.q d1 *; fcvtl.4s d0 d1; fcvtl2.4s d1 d1",
+    "f16_to_f32": "fcvtl2.4s d1 a0; fcvtl.4s d0 a0",
+    "load_bf16x8": "ldr.q d1 *; shll.4s d0 d1; shll2.4s d1 d1",
+    "store_f16x8": "fcvtn.4h t b0; fcvtn2.8h t b1; str.q t *",
+    # i32x8
+    "add_i32": "add.4s d a b", "sub_i32": "sub.4s d a b", "mul_i32": "mul.4s d a b",
+    "min_i32": "smin.4s d a b", "max_i32": "smax.4s d a b", "max_u32": "umax.4s d a b",
+    "abs_i32": "abs.4s d a", "shl_i32": "shl.4s d a b",
+    "shr_i32": {0: "mov.16b d a", None: "ushr.4s d a 32-b"},
+    "sar_i32": {0: "mov.16b d a", None: "sshr.4s d a 32-b"},
+    "shlv_i32": "ushl.4s d a b", "shrv_i32": "neg.4s t b; ushl.4s d a t",
+    "cmpeq_i32": "cmeq.4s d a b", "cmpgt_i32": "cmgt.4s d a b",
+    "hsum_i32": "add.4s t a0 a1; addv.4s t t; dup.s d0 t 0; dup.s d1 t 0",
+    "hmax_u32": "umax.4s t a0 a1; umaxv.4s t t; dup.s d0 t 0; dup.s d1 t 0",
+    "widen_i8x8": "ldr.d d1 *; sxtl.8h d1 d1; sxtl.4s d0 d1; sxtl2.4s d1 d1",
+    "widen_u8x8": "ldr.d d1 *; uxtl.8h d1 d1; uxtl.4s d0 d1; uxtl2.4s d1 d1",
+    "widen_i16x8": "ldr.q d1 *; sxtl.4s d0 d1; sxtl2.4s d1 d1",
+    "widen_u16x8": "ldr.q d1 *; uxtl.4s d0 d1; uxtl2.4s d1 d1",
+    "store_i32_as_i8": "sqxtn.4h t b0; sqxtn2.8h t b1; sqxtn.8b t t; str.d t *",
+    # i16x16
+    "add_i16": "add.8h d a b", "sub_i16": "sub.8h d a b", "mul_i16": "mul.8h d a b",
+    "shl_i16": "shl.8h d a b",
+    "shr_i16": {0: "mov.16b d a", None: "ushr.8h d a 16-b"},
+    "sar_i16": {0: "mov.16b d a", None: "sshr.8h d a 16-b"},
+    "widen_i8x16": "ldr.q d1 *; sxtl.8h d0 d1; sxtl2.8h d1 d1",
+    "widen_u8x16": "ldr.q d1 *; uxtl.8h d0 d1; uxtl2.8h d1 d1",
+    "extend_i8": {0: "sxtl2.8h d1 a0; sxtl.8h d0 a0", 1: "sxtl.8h d0 a1; sxtl2.8h d1 a1"},
+    "extend_u8": {0: "uxtl2.8h d1 a0; uxtl.8h d0 a0", 1: "uxtl.8h d0 a1; uxtl2.8h d1 a1"},
+    "extend_i16": {0: "sxtl2.4s d1 a0; sxtl.4s d0 a0", 1: "sxtl.4s d0 a1; sxtl2.4s d1 a1"},
+    "extend_u16": {0: "uxtl2.4s d1 a0; uxtl.4s d0 a0", 1: "uxtl.4s d0 a1; uxtl2.4s d1 a1"},
+    "madd": "smull.4s t a b; smull2.4s u a b; addp.4s d t u",
+    # i8x32
+    "add_i8": "add.16b d a b", "sub_i8": "sub.16b d a b",
+    "min_u8": "umin.16b d a b", "max_u8": "umax.16b d a b", "abs_i8": "abs.16b d a",
+    "sign_i8": "cmlt0.16b t b; cmtst.16b u b b; eor.16b d a t; sub.16b d d t; and.16b d d u",
+    "cmpeq_i8": "cmeq.16b d a b", "cmpgt_i8": "cmgt.16b d a b",
+    "shuffle_i8": "tbl.16b d a b",              # an index of 16 or more gives 0
+    # products of i8, added in pairs of i16, then in pairs of i32
+    "dot4_us": "smull.8h t a b; smull2.8h u a b; addp.8h t t u; sadalp.4s d t",
+    "dot4_ss": "smull.8h t a b; smull2.8h u a b; addp.8h t t u; sadalp.4s d t",
+    "dot4_us_m": "".join([f"ldr.s t *; dup.s t t 0; smull.8h u a{h} t; smull2.8h t a{h} t;"
+                          f"addp.8h u u t; sadalp.4s d{h} u;" for h in (0, 1)]),
+    # rearranging
+    "unpack_lo_i8": "zip1.16b d a b", "unpack_hi_i8": "zip2.16b d a b",
+    "unpack_lo_i16": "zip1.8h d a b", "unpack_hi_i16": "zip2.8h d a b",
+    "unpack_lo_i32": "zip1.4s d a b", "unpack_hi_i32": "zip2.4s d a b",
+    "unpack_lo_i64": "zip1.2d d a b", "unpack_hi_i64": "zip2.2d d a b",
+}
+
+# The same with the dot-product instructions, which ARMv8.2 processors may have (FEAT_DotProd).
+_DOT_RECIPES = {
+    "dot4_us": "sdot.4s d a b", "dot4_ss": "sdot.4s d a b",
+    "dot4_us_m": "ldr.s t *; sdot.4b d0 a0 t 0 0; sdot.4b d1 a1 t 0 0",
+}
+
+_PAIR = (0, 2, 4, 6, 16, 18, 20, 22, 24, 26, 28, 30, 8, 10, 12, 14)   # the low half of each vector
+
+
+def _recipe_source(op, recipe, names):
+    """Return the Python expressions of the words of a recipe; for memory, starred calls."""
+    kinds = dict(zip(names, op.letters))
+    base = next((x for x in names if kinds[x] == "i"), None)
+    vectors = "".join([x for x in names if kinds[x] in "vVW"]) or "-"
+    vector = re.compile(rf"([{vectors}])([01]?)")
+    steps = [step.split() for step in recipe.split(";") if step.strip()]
+    by_halves = any(vector.fullmatch(token) and len(token) == 1
+                    for step in steps if step[-1] != "*" for token in step[1:])
+
+    def operand(token, half):
+        part = vector.fullmatch(token)
+        if part:
+            return part[1] if (part[2] or half) == "0" else f"({part[1]} + 1)"
+        return "(t + 1)" if token == "u" else token if token.isalnum() else f"({token})"
+
+    source = []
+    for half in "01" if by_halves else "0":
+        for name, *tokens in steps:
+            if tokens and tokens[-1] == "*":
+                access = "_access_pair" if name[2] == "p" else "_access"
+                register = operand(tokens[0], half)
+                source.append(f"*{access}({name!r}, {register}, {base}, {names[-1]})")
+            else:
+                source.append(_W.source(name, [operand(token, half) for token in tokens]))
+    return ", ".join(source)
+
+
+def _recipe_row(name, recipe):
+    """Return the row of an operation: its function, made from the recipe, and its temporaries.
+
+    For add_f32, "fadd.4s d a b", the function is
+
+        def add_f32(asm, d, a, b):
+            d = _PAIR[d]
+            a = _PAIR[a]
+            b = _PAIR[b]
+            asm.code += (0x4e20d400 | d | a << 5 | b << 16,
+                         0x4e20d400 | (d + 1) | (a + 1) << 5 | (b + 1) << 16,)
+    """
+    op = OPS[name]
+    names = ("d" if op.sets else "") + "abc"[:len(op.letters) - op.sets]
+    choices = recipe if isinstance(recipe, dict) else {None: recipe}
+    temps = "t" if any(re.search(r"\bt\b", text) for text in choices.values()) else ""
+    source = [f"def {name}(asm, {', '.join(names + temps)}):"]
+    kinds = op.letters + "v" * len(temps)
+    source += [f"    {x} = _PAIR[{x}]" for x, kind in zip(names + temps, kinds) if kind in "vVW"]
+    chooser = next((x for x, kind in zip(names, op.letters) if kind == "n"), None)
+    for value, text in choices.items():
+        words = _recipe_source(op, text, names)
+        if value is None:
+            source.append(f"    asm.code += ({words},)")
+        else:
+            source += [f"    if {chooser} == {value!r}:",
+                       f"        asm.code += ({words},)",
+                       "        return"]
+    if None not in choices:
+        source.append(f"    raise ValueError(f'{name} with {{{chooser}!r}}')")
+    scope = {"_PAIR": _PAIR, "_access": _access, "_access_pair": _access_pair}
+    exec("\n".join(source), scope)
+    return scope[name], len(temps)
+
+
+# The rest need a choice that is made in Python.  asm: the encoder, below.
+
+def _a64_imm(asm, d, value):
+    asm.code += _constant_words(d, value)
+
+
+def _a64_add_imm(asm, d, a, number):
+    asm.code += _sum_words(d, a, number)
+
+
+def _a64_sub_imm(asm, d, a, number):
+    asm.code += _sum_words(d, a, -number)
+
+
+def _a64_through_x16(on_registers):
+    """Return the function of an operation with an int, which is brought into x16."""
+    def function(asm, d, a, number):
+        asm.code += _constant_words(16, number)
+        on_registers(asm, d, a, 16)
+    return function
+
+
+def _a64_logic_imm(verb):
+    """Return the function of and, or, xor with an int: one word where the int is a bit mask."""
+    def function(asm, d, a, number):
+        bits = _bitmask_bits(number)
+        if bits is None:
+            asm.code += (*_constant_words(16, number), _W[verb + ".x"](d, a, 16))
+        else:
+            asm.code.append(_W[verb + ".i"](d, a, bits))
+    return function
+
+
+def _a64_load_acquire(asm, d, base, disp):
+    words, base = _address(base, disp)
+    asm.code += (*words, _W["ldar"](d, base))
+
+
+def _a64_store_release(asm, base, x, disp):
+    words, base = _address(base, disp)
+    asm.code += (*words, _W["stlr"](x, base))
+
+
+def _a64_fetch_add(asm, d, base, x, disp):
+    """Load and claim, add, store if the claim still holds, else try again; then old = new - x."""
+    asm.code += (*_sum_words(16, base, disp),
+                  _W["ldaxr"](17, 16), _W["add.x"](17, 17, x), _W["stlxr"](15, 17, 16),
+                  _W["cbnz"](15, -3), _W["sub.x"](d, 17, x))
+
+
+def _a64_prefetch(asm, base, disp):
+    disp &= ~7                                          # in the same line
+    if 0 <= disp < 32768:
+        asm.code.append(_W["prfm"](base, disp >> 3))
+    else:
+        asm.code += (*_sum_words(16, base, disp), _W["prfm"](16, 0))
+
+
+def _a64_const(asm, d, data):
+    """A byte that repeats is part of the instruction; other constants lie after the code."""
+    d, halves = _PAIR[d], (data[:16], data[16:])
+    for half in (0, 1):
+        part = halves[half]
+        if part == part[:1] * 16:
+            asm.code.append(_W["movi.16b"](d + half, part[0] >> 5, part[0] & 31))
+        elif half and part == halves[0]:
+            asm.code.append(_W["mov.16b"](d + 1, d))
+        else:
+            asm.load_constant(d + half, part)
+
+
+def _a64_move_halves(asm, d, low, high):
+    """Set v_d, v_d+1 from two registers that may be the same ones, crossed."""
+    mov, words = _W["mov.16b"], asm.code
+    if (low, high) == (d + 1, d):
+        eor = _W["eor.16b"]                             # a ^= b; b ^= a; a ^= b exchanges them
+        words += (eor(d, d, d + 1), eor(d + 1, d, d + 1), eor(d, d, d + 1))
+        return
+    moves = (d, low), (d + 1, high)
+    for to, source in moves[::-1] if high == d else moves:
+        if to != source:
+            words.append(mov(to, source))
+
+
+def _a64_vmov(asm, d, a):
+    _a64_move_halves(asm, _PAIR[d], _PAIR[a], _PAIR[a] + 1)
+
+
+def _a64_halves(asm, d, a, b, low, high):
+    a, b = _PAIR[a], _PAIR[b]
+    parts = (a, a + 1, b, b + 1)
+    _a64_move_halves(asm, _PAIR[d], parts[low], parts[high])
+
+
+def _a64_select(asm, d, mask, yes, no):
+    """bsl replaces the mask, bit and bif one of the choices: take the one that is the result."""
+    d, mask, yes, no = _PAIR[d], _PAIR[mask], _PAIR[yes], _PAIR[no]
+    for h in (0, 1):
+        if d == no:
+            asm.code.append(_W["bit.16b"](d + h, yes + h, mask + h))
+        elif d == yes:
+            asm.code.append(_W["bif.16b"](d + h, no + h, mask + h))
+        else:
+            if d != mask:
+                asm.code.append(_W["mov.16b"](d + h, mask + h))
+            asm.code.append(_W["bsl.16b"](d + h, yes + h, no + h))
+
+
+def _a64_load_high(asm, d, a, base, disp):
+    d, a = _PAIR[d], _PAIR[a]
+    if d != a:
+        asm.code.append(_W["mov.16b"](d, a))
+    asm.code += _access("ldr.q", d + 1, base, disp)
+
+
+def _a64_load_n(asm, d, base, n, disp):
+    """All eight lanes at once; or lane by lane, until n are there."""
+    d = _PAIR[d]
+    asm.code += (*_sum_words(16, base, disp),
+                  _W["cmp.i"](n, 8), _W["b.if"](_CONDITION["<"], 3),
+                  _W["ldp.q"](d, d + 1, 16, 0), _W["b"](3 + 3 * 8),
+                  _W["movi.16b"](d, 0, 0), _W["movi.16b"](d + 1, 0, 0))
+    _a64_lane_by_lane(asm, "ld1.s", d, n)
+
+
+def _a64_store_n(asm, base, v, n, disp):
+    v = _PAIR[v]
+    asm.code += (*_sum_words(16, base, disp),
+                  _W["cmp.i"](n, 8), _W["b.if"](_CONDITION["<"], 3),
+                  _W["stp.q"](v, v + 1, 16, 0), _W["b"](1 + 3 * 8))
+    _a64_lane_by_lane(asm, "st1.s", v, n)
+
+
+def _a64_lane_by_lane(asm, name, v, n):
+    for lane in range(8):
+        asm.code += (_W["cmp.i"](n, lane), _W["b.if"](_CONDITION["<="], 2 + 3 * (7 - lane)),
+                      _W[name](v + (lane >> 2), lane >> 1 & 1, lane & 1, 16))
+
+
+def _a64_load_i32_at(asm, d, base, disps, t):
+    d, t = _PAIR[d], _PAIR[t]
+    for lane, disp in enumerate(disps):
+        half, i = lane >> 2, lane & 3
+        asm.code += _access("ldr.s", t + (lane & 1) if i else d + half, base, disp)
+        if i:
+            asm.code.append(_W["ins.s"](d + half, i, t + (lane & 1), 0))
+
+
+def _a64_insert_i32(asm, d, a, x, lane):
+    _a64_vmov(asm, d, a)
+    asm.code.append(_W["ins.w"](_PAIR[d] + (lane >> 2), lane & 3, x))
+
+
+def _a64_blend_i32(asm, d, a, b, bits):
+    if d == b:
+        a, b, bits = b, a, bits ^ 0xFF                  # keep what is in place
+    _a64_vmov(asm, d, a)
+    d, b = _PAIR[d], _PAIR[b]
+    for half, part in ((0, bits & 15), (1, bits >> 4)):
+        if part == 15:
+            asm.code.append(_W["mov.16b"](d + half, b + half))
+        else:
+            asm.code += [_W["ins.s"](d + half, i, b + half, i) for i in range(4) if part >> i & 1]
+
+
+_SHUFFLES = {(0, 1, 2, 3): ("mov.16b",), (1, 0, 3, 2): ("rev64.4s",),
+           (0, 0, 1, 1): ("zip1.4s", None), (2, 2, 3, 3): ("zip2.4s", None),
+           (1, 2, 3, 0): ("ext.16b", None, 4), (2, 3, 0, 1): ("ext.16b", None, 8),
+           (3, 0, 1, 2): ("ext.16b", None, 12),
+           (0, 1, 0, 1): ("dup.d", 0), (2, 3, 2, 3): ("dup.d", 1),
+           **{(i, i, i, i): ("dup.s", i) for i in range(4)}}
+
+
+def _a64_shuffle_i32(asm, d, a, order):
+    """One instruction for the usual orders; for others the half passes through x16 and x17."""
+    d, a = _PAIR[d], _PAIR[a]
+    for d, a in ((d, a), (d + 1, a + 1)):
+        if order in _SHUFFLES:
+            name, *more = _SHUFFLES[order]
+            asm.code.append(_W[name](d, a, *[a if x is None else x for x in more]))
+            continue
+        asm.code += (_W["umov.d"](16, a, 0), _W["umov.d"](17, a, 1))
+        for i, source in enumerate(order):
+            holds = 16 + (source >> 1)
+            if source & 1:
+                asm.code.append(_W["lsr.i"](15, holds, 32))
+            asm.code.append(_W["ins.w"](d, i, 15 if source & 1 else holds))
+
+
+# Jumps.  Whether a jump goes forwards or back, its word is made at the end, when all labels, pairs
+# (what, number of the block), have their places.
+
+def _a64_compare(asm, a, b):
+    asm.code.append(_W["cmp.x"](a, b))
+
+
+def _a64_compare_imm(asm, a, number):
+    if 0 <= number < 4096:
+        asm.code.append(_W["cmp.i"](a, number))
+    elif -4096 < number < 0:
+        asm.code.append(_W["cmn.i"](a, -number))
+    else:
+        asm.code += (*_constant_words(16, number), _W["cmp.x"](a, 16))
+
+
+def _a64_loop(asm, counter, block):
+    _a64_compare_imm(asm, counter, 0)
+    asm.jump(("end", block), "<=")
+    asm.label(("top", block))
+
+
+def _a64_endloop(asm, counter, block):
+    asm.code.append(_W["subs.i"](counter, counter, 1))
+    asm.jump(("top", block), ">")
+    asm.label(("end", block))
+
+
+_UNLESS = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
+
+
+def _a64_control(compare):
+    """Return the functions of if, while and endwhile that compare in this way."""
+    def if_(asm, a, how, b, block):
+        compare(asm, a, b)
+        asm.jump(("end" if asm.blocks[block][1] is None else "else", block), _UNLESS[how])
+
+    def while_(asm, a, how, b, block):
+        compare(asm, a, b)
+        asm.jump(("end", block), _UNLESS[how])
+        asm.label(("top", block))
+
+    def endwhile(asm, a, how, b, block):
+        compare(asm, a, b)
+        asm.jump(("top", block), how)
+        asm.label(("end", block))
+
+    return if_, while_, endwhile
+
+
+def _a64_else(asm, block):
+    asm.jump(("end", block))
+    asm.label(("else", block))
+
+
+def _a64_endif(asm, block):
+    asm.label(("end", block))
+
+
+def _a64_call(asm, address, a, b, c, live):
+    """Call a C function of three arguments.  It may change x0..x17: put aside what is needed."""
+    aside = [x for x in live if x < 15]
+    aside += [15] * (len(aside) & 1)
+    pairs = [(aside[i], aside[i + 1], i) for i in range(0, len(aside), 2)]
+    mov = _W["mov.x"]
+    asm.code += [_W["stp.x"](*pair) for pair in pairs]
+    asm.code += (mov(16, address), mov(17, b), mov(15, c), mov(0, a), mov(1, 17), mov(2, 15),
+                  _W["blr"](16))
+    asm.code += [_W["ldp.x"](*pair) for pair in pairs]
+
+
+@functools.lru_cache(maxsize=None)
+def _arm64_rows(has_dot):
+    """Return {operation: (function, temporaries)}, made when the first kernel is encoded."""
+    recipes = {**_NEON_RECIPES, **(_DOT_RECIPES if has_dot else {})}
+    rows = {name: _recipe_row(name, recipe) for name, recipe in recipes.items()}
+    others = {
+        "imm": _a64_imm, "add_imm": _a64_add_imm, "sub_imm": _a64_sub_imm,
+        "iand_imm": _a64_logic_imm("and"), "ior_imm": _a64_logic_imm("orr"),
+        "ixor_imm": _a64_logic_imm("eor"),
+        **{name + "_imm": _a64_through_x16(rows[name][0]) for name in ("mul", "min", "max")},
+        "load_acquire": _a64_load_acquire, "store_release": _a64_store_release,
+        "fetch_add": _a64_fetch_add, "prefetch": _a64_prefetch,
+        "const": _a64_const, "vmov": _a64_vmov, "halves": _a64_halves, "select": _a64_select,
+        "load_high": _a64_load_high, "load_f32_n": _a64_load_n, "load_i32_n": _a64_load_n,
+        "store_f32_n": _a64_store_n, "store_i32_n": _a64_store_n,
+        "insert_i32": _a64_insert_i32, "blend_i32": _a64_blend_i32,
+        "shuffle_i32": _a64_shuffle_i32,
+        "loop": _a64_loop, "endloop": _a64_endloop, "else": _a64_else, "endif": _a64_endif,
+        "call": _a64_call}
+    for form, compare in (("", _a64_compare), ("_imm", _a64_compare_imm)):
+        functions = _a64_control(compare)
+        others.update(zip(("if" + form, "while" + form, "endwhile" + form), functions))
+    rows.update({name: (function, 0) for name, function in others.items()})
+    rows["load_i32_at"] = _a64_load_i32_at, 1
+    return rows
+
+
+class Arm64:
+    """The encoder of one kernel for arm64.  isa: "neon", or "neon_dot" with dot products."""
+
+    int_order = [*range(15), *range(19, 29)]
+    n_vectors = len(_PAIR)
+    parameters = (0, 1, 2)
+    unit_bytes = 4                              # code is a list of words
+    EMITTERS = ()                               # for `listing`, which reads the words themselves
+
+    def __init__(self, isa, abi):
+        self.abi = abi
+        self.rows = _arm64_rows(isa == "neon_dot")
+        self.code = []
+        self.labels, self.jumps = {}, []        # label -> place;  (place, label, condition)
+        self.constants = {}                     # 16 bytes -> [(place, register)]
+        self.blocks = None
+
+    def begin(self, ints, vectors, calls):
+        """Write the prologue: make room on the stack, put there what must be left as found.
+
+            sp + 0 .. 127   the registers that a `call` puts aside, in a kernel that calls
+            then            x19..x28, x29 and x30, d8..d15, those in use
+        """
+        whole = sorted([x for x in ints if x >= 19]) + [29, 30] * calls
+        lows = [_PAIR[p] + half for p in vectors for half in (0, 1) if 8 <= _PAIR[p] < 16]
+        pairs = [(verb, registers[i], registers[i + 1])
+                 for verb, registers in (("x", whole + [15] * (len(whole) & 1)), ("d", lows))
+                 for i in range(0, len(registers), 2)]
+        first = 16 if calls else 0              # counted in 8 bytes
+        self.saved = [(*pair, first + 2 * i) for i, pair in enumerate(pairs)]
+        self.frame_bytes = 128 * calls + 16 * len(self.saved)
+        if self.frame_bytes:
+            self.code.append(_W["sub.sp"](self.frame_bytes))
+        self.code += [_W["stp." + verb](*pair) for verb, *pair in self.saved]
+
+    def label(self, name):
+        self.labels[name] = len(self.code)
+
+    def jump(self, label, how=None):
+        """Jump to a label, if the comparison just made came out as `how`."""
+        self.jumps.append((len(self.code), label, how))
+        self.code.append(0)
+
+    def load_constant(self, d, data):
+        self.constants.setdefault(data, []).append((len(self.code), d))
+        self.code.append(0)
+
+    def finish(self):
+        """Write the epilogue and the constants, fill in jumps, and return the bytes."""
+        code = self.code
+        code += [_W["ldp." + verb](*pair) for verb, *pair in self.saved]
+        if self.frame_bytes:
+            code.append(_W["add.sp"](self.frame_bytes))
+        code.append(_W["ret"]())
+        self.n_code_bytes = 4 * len(code)
+        if self.constants:
+            code += [0] * (-len(code) % 4)
+        if len(code) + 4 * len(self.constants) >= 1 << 18:
+            raise ValueError(f"a kernel of {4 * len(code)} bytes, but arm64 jumps reach 1 MiB; "
+                             "unroll less")
+        for place, label, how in self.jumps:
+            distance = self.labels[label] - place
+            code[place] = _W["b.if"](_CONDITION[how], distance) if how else _W["b"](distance)
+        for data, uses in self.constants.items():
+            for place, d in uses:
+                code[place] = _W["ldr.qlit"](d, len(code) - place)
+            code += struct.unpack("<4I", data)
+        return struct.pack(f"<{len(code)}I", *code)
+
+    @staticmethod
+    def disassemble(data):
+        """Return the text of a word, given as 4 bytes: that of the first picture that it fits."""
+        word = int.from_bytes(data, "little")
+        for name, picture, text in _A64_ROWS:
+            base, fields = _a64_parts(picture, text)
+            if word & base == base:
+                values = {}
+                for letter, (width, shifts) in fields.items():
+                    value = (word >> shifts[0]) & ((1 << width) - 1)
+                    negative = letter.isupper() and value >> (width - 1)
+                    values[letter] = value - (1 << width) if negative else value
+                if _W[name](*values.values()) == word:
+                    return eval("f" + repr(text), globals(), values)
+        return f".word {word:#x}"
+
+
+ENCODERS["neon"] = ENCODERS["neon_dot"] = Arm64
 
 
 # ---------------------------------------------------------------------------------------
@@ -4922,11 +5840,2343 @@ def choose_isa(environ):
 
 
 # ---------------------------------------------------------------------------------------
-# 5.5 Kernels
+# 5.5 Kernels: matrices
+#
+# y = W x is where an inference engine spends its time.  For one token every weight is read
+# once and used once, so memory sets the pace; for a long prompt a weight is used for every
+# row, so arithmetic does.  Two kernels, then: emit_matvec takes weights apart and multiplies
+# at once, emit_matmul takes them apart into a small panel first and uses that for all rows.
+#
+# The one idea is to work on eight weight rows at a time, lane = row.  Four neighbouring codes
+# of a row are one 32-bit lane, so a vector holds four codes of eight rows, and the processor's
+# dot product of four bytes adds all of them to eight sums at once.  Scales are vectors too.
+# To get there, 16 bytes of eight rows are turned like a 4 x 4 table in each half:
+#
+#     row 0 | a0 a1 a2 a3 | row 4 | e0 e1 e2 e3 |          | a0 b0 c0 d0 | e0 f0 g0 h0 |
+#     row 1 | b0 b1 b2 b3 | row 5 | f0 f1 f2 f3 |    ->    | a1 b1 c1 d1 | e1 f1 g1 h1 |
+#     row 2 | c0 c1 c2 c3 | row 6 | g0 g1 g2 g3 |          | a2 b2 c2 d2 | e2 f2 g2 h2 |
+#     row 3 | d0 d1 d2 d3 | row 7 | h0 h1 h2 h3 |          | a3 b3 c3 d3 | e3 f3 g3 h3 |
+#
+# and what was said of one block in chapter 1 (which bits of which bytes are the codes, the
+# scales, the minimums) holds for a column of eight of them: the kernels are made from the same
+# fields, and no format is named here.
+#
+# The weights' rows lie a fixed distance apart, which is written into the code, so a kernel is
+# built for a format and an n_in.  The float steps and their order are those of chapter 4.
+
+# Activations, quantized: a record for each block of 32 of each row.  Rows go in groups of six,
+# the last group may be smaller; a group holds the records of its rows for block 0, then those
+# for block 1, and so on, in one piece, in the order in which they will be read.
+#
+#     0           32      36            40     44     48     52           56           60
+#    +-----------+-------+-------------+------+------+------+------------+------------+---+
+#    | codes[32] | scale | scale * sum | -low | -high| -sum | scale * low| scale *high| 0 |
+#    +-----------+-------+-------------+------+------+------+------------+------------+---+
+#
+# low, high: the sums of the first and of the last 16 codes; sum: of all.  i8, f32 and i32.
+
+ACT_RECORD, ACT_GROUP = 64, 6
+ACT_SCALE = 32
+ACT_SCALED = {32: (36,), 16: (52, 56)}         # by sub-block length: scale * sum of the codes
+ACT_MINUS = {32: (48,), 16: (40, 44)}          # the sum of the codes, negative
+
+
+def emit_quantize_block(k, x, record, disp=0):
+    """Emit quantize_activations for the 32 floats at x + disp, into the record at `record`.
+
+    A float's bits without the sign grow as it does, so the largest magnitude is found among
+    integers, where an infinity or a NaN is larger than all; then scale is no finite number.
+    """
+    block = [k.load_f32x8(x, disp + 32 * i) for i in range(4)]
+    magnitude = k.const_i32x8(0x7FFFFFFF)
+    a, b, c, d = [k.and_(v.i32, magnitude) for v in block]
+    peak = k.hmax_u32(k.max_u32(k.max_u32(a, b), k.max_u32(c, d)))
+    tiny = k.cmpgt_i32(k.const_f32x8(TINY), peak)
+    full = k.const_f32x8(127.0)
+    scale = k.andnot(tiny.f32, peak.f32 / full)
+    inverse = k.andnot(tiny.f32, full / peak.f32)
+    codes = [k.f32_to_i32(v * inverse) for v in block]
+    for i, v in enumerate(codes):
+        k.store_i32_as_i8(record, v, 8 * i)
+    low, high = k.hsum_i32(codes[0] + codes[1]), k.hsum_i32(codes[2] + codes[3])
+    total, zero = low + high, k.zero_i32x8()
+    words = [scale, k.i32_to_f32(total) * scale, zero - low, zero - high, zero - total,
+             k.i32_to_f32(low) * scale, k.i32_to_f32(high) * scale]
+    row = zero                                 # lane 7 stays zero
+    for lane, v in enumerate(words):
+        row = k.blend_i32(row, v, 1 << lane)
+    k.store_i32x8(record, row, ACT_SCALE)
+
+
+def emit_quantize(k):
+    """Emit quantize_activations for row `chunk` of x.
+
+    x: f32 (n_rows, 32 * n_blocks)   xq: 64 bytes * n_rows * n_blocks, records as above
+    """
+    x, xq, n_blocks, n_rows = k.args("x", "xq", "n_blocks", "n_rows")
+    x += k.chunk * (n_blocks << 7)
+    first = k.div(k.chunk, k.imm(ACT_GROUP)) * ACT_GROUP
+    xq += (first * n_blocks + (k.chunk - first)) << 6
+    step = k.min(n_rows - first, ACT_GROUP) << 6
+    with k.loop(n_blocks):
+        emit_quantize_block(k, x, xq)
+        k.advance(x=128)
+        xq += step
+
+
+# Taking eight blocks apart.
+
+class EightRuns:
+    """Eight runs of bytes side by side, lane = run: a register and eight distances from it."""
+
+    def __init__(self, k, base, steps):
+        self.k, self.base, self.steps = k, base, steps
+
+    def words(self, at, wanted=(0, 1, 2, 3)):
+        """Return {byte: i32x8 of the four bytes from there}, of the 16 bytes from `at`.
+
+        wanted: which of the four words to return; all 16 bytes are read.
+        """
+        k, base, steps = self.k, self.base, self.steps
+        rows = [k.load_high(k.load_i8x16(base, steps[i] + at), base, steps[i + 4] + at)
+                for i in range(4)]
+        return {at + 4 * j: v for j, v in zip(wanted, emit_turn(k, rows, wanted))}
+
+
+def emit_turn(k, rows, wanted=(0, 1, 2, 3)):
+    """Return the wanted columns of a 4 x 4 table of words, in each half by itself."""
+    a, b, c, d = rows
+    pairs = {}
+    if min(wanted) < 2:
+        pairs[0] = k.unpack_lo_i32(a, b), k.unpack_lo_i32(c, d)
+    if max(wanted) > 1:
+        pairs[1] = k.unpack_hi_i32(a, b), k.unpack_hi_i32(c, d)
+    return [(k.unpack_hi_i64 if j & 1 else k.unpack_lo_i64)(*pairs[j >> 1]) for j in wanted]
+
+
+def emit_f16_pair(k, words, wanted=(0, 1)):
+    """Return the f16 in the low (0) and in the high (1) 16 bits of each word, as f32x8."""
+    order = k.const_i8x32([0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15] * 2)
+    packed = k.shuffle_i8(words, order)        # in each half: four low ones, four high ones
+    swapped = k.halves(packed, packed, 1, 0)
+    return [k.f16_to_f32((k.unpack_hi_i64 if high else k.unpack_lo_i64)(packed, swapped))
+            for high in wanted]
+
+
+def _places(runs):
+    """Return where a field's integers 4 p .. 4 p + 3 stand, for each p: (byte, shift, width)."""
+    return [(at + i, shift, width) for at, n, shift, width in runs for i in range(0, n, 4)]
+
+
+def emit_bits(k, word, shift, width, place=0):
+    """Return `width` bits from bit `shift` of each byte of word, moved to bit `place`."""
+    if width == 8:
+        return word
+    if shift != place:
+        word = word >> (shift - place) if shift > place else word << (place - shift)
+    return k.and_(word, k.const_i8x32(((1 << width) - 1) << place))
+
+
+def emit_spread(k, word, p):
+    """Return bits 4 p .. 4 p + 3 of each word, one at bit 4 of each byte.
+
+    The byte that holds them is copied to all four, each copy keeps its own bit, in the upper
+    half of the byte, and anything there is 16 or more.
+    """
+    copies = k.shuffle_i8(word, k.const_i8x32([i // 4 * 4 + p // 2 for i in range(16)] * 2)).i32
+    if p % 2 == 0:
+        copies = copies << 4
+    own = k.and_(copies, k.const_i8x32([16, 32, 64, 128] * 8))
+    return k.min_u8(own, k.const_i8x32(16)).i32
+
+
+def emit_field(k, field, p, words):
+    """Return integers 4 p .. 4 p + 3 of a field, a byte each and not yet less its bias."""
+    at, shift, width = _places(field.low)[p]
+    v = emit_bits(k, words[at], shift, width)
+    if field.high:
+        at, shift, width = _places(field.high)[p]
+        if width:
+            v = k.or_(v, emit_bits(k, words[at], shift, width, field.place))
+    return v
+
+
+def emit_byte(k, word, i, field):
+    """Return byte i of each word, less the field's bias, as i32x8."""
+    if field.low[0][3] == 8:                                # int8: its sign is copied down
+        return (word << (24 - 8 * i) if i < 3 else word) >> 24
+    v = k.shr_i32(word, 8 * i) if i else word
+    v = k.and_(v, k.const_i32x8(255)) if i < 3 else v
+    return v - k.const_i32x8(field.bias) if field.bias else v
+
+
+def emit_scales(k, format, block, keep):
+    """Emit keep(s, scale, low) for each sub-block s; low is None without minimums.
+
+    block: EightRuns over eight blocks   scale, low: f32x8, exact as in Format.unpack
+    """
+    # The last two bytes of a block are read as the upper half of its last four.
+    d_at = min(format.d_off, format.block_bytes - 4)
+    needed = {d_at} | {at for field in (format.scales, format.mins) if field
+                       for at, _, width in _places(field.low) + _places(field.high) if width}
+    words = {}
+    while needed:
+        first = min(needed)
+        start = first - max(0, -(-(first + 16 - format.block_bytes) // 4) * 4)
+        wanted = tuple([j for j in range(4) if start + 4 * j in needed])
+        words.update(block.words(start, wanted))
+        needed -= set(words)
+    halves = ((format.d_off - d_at) // 2, 1)[:1 if format.m_off is None else 2]
+    d, *m = emit_f16_pair(k, words[d_at], halves)
+    if not format.scales:
+        return keep(0, d, m[0] if m else None)
+    if m:
+        m = [k.xor(m[0], k.const_f32x8(-0.0))]
+    for p in range(format.block_len // format.sub_len // 4):
+        scales = emit_field(k, format.scales, p, words)
+        mins = emit_field(k, format.mins, p, words) if m else None
+        for i in range(4):
+            low = k.i32_to_f32(emit_byte(k, mins, i, format.mins)) * m[0] if m else None
+            keep(4 * p + i, k.i32_to_f32(emit_byte(k, scales, i, format.scales)) * d, low)
+
+
+def stretch_of(format):
+    """Return the length of the shortest run of weights that uses whole bytes of codes."""
+    length = 0
+    for i, (at, n, shift, width) in enumerate(format.codes.low):
+        if i and shift == 0:
+            break
+        length += n
+    return length
+
+
+def emit_codes(k, format, block, out):
+    """Emit out.codes(i, v) for every four codes of every stretch, out.finish() after each.
+
+    block: EightRuns over eight blocks   i: place in the stretch, a multiple of 4
+    v: four codes of each lane's block, plus the bias, so that none is negative (Q8_0's, the
+    only codes that fill a byte, are signed).  They come in the order of the bytes.
+    """
+    low, high = _places(format.codes.low), _places(format.codes.high)
+    per, n = stretch_of(format) // 4, format.block_len // stretch_of(format)
+    low_step, high_step = [places[per][0] - places[0][0] if places[per:] else 0
+                           for places in (low, high)]
+    if n > 1 and all(now[1:] == before[1:] for places in (low, high)
+                     for now, before in zip(places[per:], places)):
+        low_base, high_base = k.copy(block.base), k.copy(block.base) if high else None
+        with k.loop(n):
+            emit_stretch(k, format, EightRuns(k, low_base, block.steps), low[:per],
+                         EightRuns(k, high_base, block.steps), high[:per], out)
+            low_base += low_step
+            if high:
+                high_base += high_step
+    else:
+        for i in range(0, n * per, per):
+            emit_stretch(k, format, block, low[i:i + per], block, high[i:i + per], out)
+
+
+def emit_stretch(k, format, low_block, low, high_block, high, out):
+    """Emit one stretch of emit_codes.  low, high: where its codes' bits stand, see _places."""
+    field = format.codes
+    chunk_of = [[at - (at - places[0][0]) % 16 for at, _, _ in places] for places in (low, high)]
+    pairs = list(zip(chunk_of[1] or [None] * len(low), chunk_of[0]))
+    spread = block_word = None
+    if field.spread:
+        spread = low_block.words(field.spread[0], (0,))[field.spread[0]]
+    for high_chunk in sorted(set(chunk_of[1])) or [None]:
+        high_words = high_block.words(high_chunk) if high else None
+        for low_chunk in sorted({b for a, b in pairs if a == high_chunk}):
+            low_words = low_block.words(low_chunk)
+            group = [p for p in range(len(low)) if pairs[p] == (high_chunk, low_chunk)]
+            for p in sorted(group, key=lambda p: (low[p][0], p)):
+                at, shift, width = low[p]
+                v = emit_bits(k, low_words[at], shift, width)
+                if high:
+                    at, shift, width = high[p]
+                    v = k.or_(v, emit_bits(k, high_words[at], shift, width, field.place))
+                if field.spread:
+                    v = k.or_(v, emit_spread(k, spread, p))
+                out.codes(4 * p, v)
+    out.finish()
+
+
+# One token: take a block apart and multiply at once.
+
+class Products:
+    """Where emit_matvec sends codes and scales: into dot products, then into y.
+
+    x: register, the record of the first block   y: f32x8, one output a lane
+    ahead: register, memory to be fetched meanwhile, a line at a time; all at once would only
+    fill the queue of outstanding reads.
+    Scales of more than one sub-block wait in the scratch, and so do the dot products of more
+    than two: the codes do not come in the order in which the sums must be made.
+    """
+
+    def __init__(self, k, format, x, y, ahead):
+        self.k, self.format, self.x, self.y, self.ahead = k, format, x, y, ahead
+        self.bias, self.length = format.codes.bias, stretch_of(format)
+        self.ahead_bytes = 8 * format.block_bytes * self.length // format.block_len
+        self.n_codes = self.n_lines = 0
+        self.scales, self.dots = {}, {}
+        self.many = format.scales is not None
+        self.park = self.length > 64
+        self.place = k.copy(k.scratch) if self.many else None
+
+    def keep(self, s, scale, low):
+        if self.many:
+            self.k.store_f32x8(self.k.scratch, scale, PARKED + 64 * s)
+            if low:
+                self.k.store_f32x8(self.k.scratch, low, PARKED + 64 * s + 32)
+        else:
+            self.scales[s] = scale, low
+
+    def start(self):
+        """Begin a block."""
+        if self.many:
+            self.k.mov(self.place, self.k.scratch)
+
+    def codes(self, i, v):
+        k, sub = self.k, self.format.sub_len
+        s = i // sub
+        self.fetch_ahead()
+        if s not in self.dots:
+            self.dots[s] = [emit_first_sum(k, self.format, self.bias, self.x, s), 0]
+        dot = self.dots[s]
+        emit_dot(k, self.format, self.bias, dot[0], v, self.x, i // 32 * ACT_RECORD + i % 32)
+        dot[1] += 4
+        if self.park and dot[1] == sub:
+            k.store_i32x8(k.scratch, dot[0], 32 * s)
+
+    def fetch_ahead(self):
+        """Emit the fetching of a few lines, so that a stretch of codes fetches its share."""
+        per_codes = -(-self.ahead_bytes // 64) / (self.length // 4)
+        self.n_codes += 1
+        while self.n_lines < self.n_codes * per_codes:
+            self.k.prefetch(self.ahead, 64 * self.n_lines)
+            self.n_lines += 1
+
+    def finish(self):
+        """Emit the float steps of one stretch, in order."""
+        k, sub = self.k, self.format.sub_len
+        for s in range(self.length // sub):
+            dot = k.load_i32x8(k.scratch, 32 * s) if self.park else self.dots[s][0]
+            if self.many:
+                scale = k.load_f32x8(self.place, PARKED + 64 * s)
+                low = k.load_f32x8(self.place, PARKED + 64 * s + 32) if self.format.mins else None
+            else:
+                scale, low = self.scales[s]
+            emit_add_dot(k, self.y, dot, scale, low, self.x, s * sub, sub)
+        self.dots, self.n_codes, self.n_lines = {}, 0, 0
+        k.add(self.ahead, self.ahead_bytes, to=self.ahead)
+        k.add(self.x, self.length // 32 * ACT_RECORD, to=self.x)
+        if self.many:
+            k.add(self.place, 64 * (self.length // sub), to=self.place)
+
+
+PARKED = 256                            # scratch: 8 dot products, then the scales
+
+
+def is_int8(format):
+    """Whether the codes fill their bytes, and so have a sign; all others are biased."""
+    return format.codes.low[0][3] == 8
+
+
+def emit_first_sum(k, format, bias, x, s, disp=0):
+    """Return what a dot product of sub-block s starts from: less its bias times the codes of x.
+
+    bias: a power of two, or 0   The record, at x + disp for s = 0, holds the sum of the codes,
+    negative, so it is this sum shifted.
+    """
+    if not bias:
+        return k.zero_i32x8()
+    at = s * format.sub_len
+    minus = ACT_MINUS[format.sub_len][at % 32 // format.sub_len]
+    record = disp + at // 32 * ACT_RECORD
+    return k.broadcast_i32x8(x, record + minus) << (bias.bit_length() - 1)
+
+
+def emit_dot(k, format, bias, dot, v, x, disp):
+    """Emit dot += the products of v's codes and the four activation codes at x + disp."""
+    if is_int8(format) and not bias:
+        k.dot4_ss(dot, v, k.broadcast_i32x8(x, disp))
+    else:
+        k.dot4_us_m(dot, v, x, disp)
+
+
+def emit_add_dot(k, y, dot, scale, low, x, at, sub, disp=0):
+    """Emit y += dot * (scale * x's scale), then y += low * (x's scale * the codes' sum).
+
+    at: place of the sub-block, whose record is at x + disp + at // 32 * ACT_RECORD
+    """
+    record = disp + at // 32 * ACT_RECORD
+    y += k.i32_to_f32(dot) * (scale * k.broadcast_f32x8(x, record + ACT_SCALE))
+    if low:
+        y += low * k.broadcast_f32x8(x, record + ACT_SCALED[sub][at % 32 // sub])
+
+
+def emit_reload(k, name):
+    """Return the field `name`, loaded again: cheaper than a register kept through inner loops."""
+    return k.load_i64(k.args_pointer, 8 * list(k.fields).index(name))
+
+
+def emit_matvec(k, format, n_in, lanes=8):
+    """Emit matmul_naive for one row of activations and rows chunk * chunk_rows ... of w.
+
+    w: packed rows of n_in weights   x: records of one row   y: f32 (n_out,)
+    lanes: 8, or n_out if that is less; then the surplus lanes repeat the last row.
+    Rows are taken in groups of eight; the last group ends at the last row, so that some rows
+    may be computed twice.  The next group is fetched ahead while this one is computed.
+    n_rows and y_stride are there to have emit_matmul's arguments.
+    """
+    n_out, chunk_rows = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")[3:5]
+    row_bytes = format.n_bytes(n_in)
+    steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
+    row = k.chunk * chunk_rows
+    end = k.min(row + chunk_rows, n_out)
+    with k.while_(row, "<", end):
+        first = k.min(row, emit_reload(k, "n_out") - lanes)
+        base = emit_reload(k, "w") + first * row_bytes
+        out = Products(k, format, emit_reload(k, "x"), k.zero_f32x8(), base + 8 * row_bytes)
+        block = EightRuns(k, base, steps)
+        with k.loop(n_in // format.block_len):
+            out.start()
+            emit_scales(k, format, block, out.keep)
+            emit_codes(k, format, block, out)
+            base += format.block_bytes
+        first = k.min(row, emit_reload(k, "n_out") - lanes)
+        emit_store_lanes(k, emit_reload(k, "y") + (first << 2), out.y, lanes)
+        row += 8
+
+
+def emit_store_lanes(k, y, v, lanes):
+    if lanes == 8:
+        k.store_f32x8(y, v)
+    else:
+        k.store_f32_n(y, v, k.imm(lanes))
+
+
+# Many rows: take eight weight rows apart into a panel, then multiply it with all rows.
+#
+# A panel is a row of records, one for 32 weights of each of the eight rows:
+#
+#     0                    256           288
+#    +--------------------+-------------+-----------------------+
+#    | 8 vectors of codes | scales f32x8| minimums, if any      |    twice the latter for
+#    +--------------------+-------------+-----------------------+    sub-blocks of 16
+
+def panel_record_bytes(format):
+    """Return the size of a panel's record: 8 * 32 codes, then the sub-blocks' scales."""
+    return 256 + 32 // format.sub_len * _scales_bytes(format)
+
+
+def _scales_bytes(format):
+    return 32 if format.m_off is None else 64
+
+
+def matmul_scratch_bytes(format, n_in, chunk_rows):
+    """Return the scratch that emit_matmul needs: the panels of a chunk."""
+    return -(-chunk_rows // 8) * (n_in // 32) * panel_record_bytes(format)
+
+
+class Panel:
+    """Where codes and scales are sent to be kept: the record at register `at` and those after it.
+
+    bias: what the kept codes are more than the true ones, see emit_matmul.
+    """
+
+    def __init__(self, k, format, at, bias):
+        self.k, self.format, self.at, self.bias = k, format, at, bias
+        self.record_bytes = panel_record_bytes(format)
+
+    def keep(self, s, scale, low):
+        i = s * self.format.sub_len
+        disp = (i // 32 * self.record_bytes + 256
+                + i % 32 // self.format.sub_len * _scales_bytes(self.format))
+        self.k.store_f32x8(self.at, scale, disp)
+        if low:
+            self.k.store_f32x8(self.at, low, disp + 32)
+
+    def codes(self, i, v):
+        if self.bias == 128:
+            v = self.k.xor(v, self.k.const_i8x32(-128).i32)
+        self.k.store_i32x8(self.at, v, i // 32 * self.record_bytes + i % 32 * 8)
+
+    def finish(self):
+        self.k.add(self.at, stretch_of(self.format) // 32 * self.record_bytes, to=self.at)
+
+
+def emit_panel(k, format, block, n_blocks, at, bias):
+    """Emit the unpacking of n_blocks blocks of eight runs into the panel at register `at`."""
+    out = Panel(k, format, at, bias)
+    with k.loop(n_blocks):
+        emit_scales(k, format, block, out.keep)
+        emit_codes(k, format, block, out)
+        k.add(block.base, format.block_bytes, to=block.base)
+
+
+def emit_tile(k, format, bias, n_in, panel, x, x_step, n_columns):
+    """Return y, an f32x8 for each of n_columns rows of activations: the panel times those rows.
+
+    panel, x: registers, which move: the first records   x_step: bytes from block to block
+    """
+    sub, record_bytes = format.sub_len, panel_record_bytes(format)
+    y = [k.zero_f32x8() for _ in range(n_columns)]
+    with k.loop(n_in // 32):
+        for s in range(32 // sub):
+            dots = [emit_first_sum(k, format, bias, x, s, ACT_RECORD * c)
+                    for c in range(n_columns)]
+            for i in range(s * sub, (s + 1) * sub, 4):
+                v = k.load_i32x8(panel, 8 * i)
+                for c, dot in enumerate(dots):
+                    emit_dot(k, format, bias, dot, v, x, ACT_RECORD * c + i)
+            at = 256 + s * _scales_bytes(format)
+            scale = k.load_f32x8(panel, at)
+            for c, dot in enumerate(dots):
+                low = k.load_f32x8(panel, at + 32) if format.m_off is not None else None
+                emit_add_dot(k, y[c], dot, scale, low, x, s * sub, sub, ACT_RECORD * c)
+        panel += record_bytes
+        x += x_step
+    return y
+
+
+TILES = (ACT_GROUP, 4, 2, 1)            # rows of activations at a time; 6 fill the registers
+
+
+def emit_matmul(k, format, n_in, lanes=8, full_u8=False):
+    """Emit matmul_naive for all rows of activations and rows chunk * chunk_rows ... of w.
+
+    w: packed rows of n_in weights   x: records (n_in / 32, n_rows)   y: f32, rows y_stride
+    bytes apart.  chunk_rows: a multiple of 8.  scratch: matmul_scratch_bytes.
+    lanes: 8, or n_out if that is less; then the surplus lanes repeat the last row.
+    full_u8: whether dot4_us is right for bytes up to 255, as in VNNI; then int8 codes are kept
+    as code + 128, which spares their signs' special handling.
+    """
+    n_out, chunk_rows = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")[3:5]
+    row_bytes = format.n_bytes(n_in)
+    steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
+    bias = 128 if is_int8(format) and full_u8 else format.codes.bias
+    row = k.chunk * chunk_rows
+    end = k.min(row + chunk_rows, n_out)
+    panel = k.copy(k.scratch)
+    with k.while_(row, "<", end):
+        first = k.min(row, emit_reload(k, "n_out") - lanes)
+        block = EightRuns(k, emit_reload(k, "w") + first * row_bytes, steps)
+        emit_panel(k, format, block, n_in // format.block_len, panel, bias)
+        row += 8
+    x, y, rows_left = [emit_reload(k, name) for name in ("x", "y", "n_rows")]
+    group_step = k.rem(rows_left, k.imm(ACT_GROUP)) << 6
+    for n_columns in TILES:
+        x_step, next_tile = ACT_RECORD * ACT_GROUP, ACT_RECORD * n_columns
+        if n_columns == ACT_GROUP:
+            next_tile *= n_in // 32
+        else:                               # a part of the last, smaller group
+            x_step = group_step
+        with k.while_(rows_left, ">=", n_columns):
+            k.mov(panel, k.scratch)
+            k.mov(row, k.chunk * emit_reload(k, "chunk_rows"))
+            with k.while_(row, "<", end):
+                tile = emit_tile(k, format, bias, n_in, panel, k.copy(x), x_step, n_columns)
+                out = y + (k.min(row, emit_reload(k, "n_out") - lanes) << 2)
+                y_stride = emit_reload(k, "y_stride")
+                for v in tile:
+                    emit_store_lanes(k, out, v, lanes)
+                    out += y_stride
+                row += 8
+            x += next_tile
+            y += emit_reload(k, "y_stride") * n_columns
+            rows_left -= n_columns
+
+
+# Weights that are plain floats.
+
+FLOAT_LOADS = {"F32": "load_f32x8", "F16": "load_f16x8", "BF16": "load_bf16x8"}
+
+
+def emit_load_floats(k, format, base, disp, n=8):
+    """Return the first n weights at base + disp as f32x8, the other lanes 0 and not read."""
+    if n == 8:
+        return getattr(k, FLOAT_LOADS[format.name])(base, disp)
+    if format.name == "F32":
+        return k.load_f32_n(base, k.imm(n), disp)
+    v = k.zero_i32x8()
+    for i in range(n):
+        v = k.insert_i32(v, k.load_u16(base, disp + 2 * i), i)
+    return emit_f16_pair(k, v, (0,))[0] if format.name == "F16" else (v << 16).f32
+
+
+def emit_float_tile(k, format, n_in, w, x, y, y_stride, n_rows, n_columns):
+    """Emit y[c][o] = lane_sum(w[o] * x[c]) for n_rows rows of w and n_columns rows of x.
+
+    w, x, y: registers, which do not move   y_stride: register
+    """
+    row_bytes, n_tail = format.n_bytes(n_in), n_in % 8
+    w, x, y = k.copy(w), k.copy(x), k.copy(y)
+    sums = [[k.zero_f32x8() for _ in range(n_rows)] for _ in range(n_columns)]
+
+    def add_products(n):
+        columns = [emit_load_floats(k, FORMATS["F32"], x, 4 * n_in * c, n)
+                   for c in range(n_columns)]
+        for o in range(n_rows):
+            v = emit_load_floats(k, format, w, row_bytes * o, n)
+            for column, total in zip(columns, sums):
+                total[o] += v * column
+
+    with k.loop(n_in // 8):
+        add_products(8)
+        w += format.n_bytes(8)
+        x += 32
+    if n_tail:
+        add_products(n_tail)
+    for total in sums:
+        for o, v in enumerate(total):
+            k.store_f32(y, k.hsum_f32(v), 4 * o)
+        y += y_stride
+
+
+def emit_matmul_float(k, format, n_in):
+    """Emit matmul_naive for all rows of x and rows chunk * chunk_rows ... of float weights.
+
+    w: rows of n_in floats, one after the other   x: f32 (n_rows, n_in)
+    y: f32, rows y_stride bytes apart.
+    Three rows by three share each value read three times; with one row of activations left,
+    four weight rows are read side by side.
+    """
+    w, x, y, n_out, chunk_rows, rows_left, y_stride = k.args(
+        "w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")
+    row_bytes = format.n_bytes(n_in)
+    first = k.chunk * chunk_rows
+    n_chunk = k.min(n_out - first, chunk_rows)
+    w += first * row_bytes
+    y += first << 2
+    for n_columns, shapes in ((3, (3, 1)), (1, (4, 1))):
+        with k.while_(rows_left, ">=", n_columns):
+            left, weights, out = k.copy(n_chunk), k.copy(w), k.copy(y)
+            for n_rows in shapes:
+                with k.while_(left, ">=", n_rows):
+                    emit_float_tile(k, format, n_in, weights, x, out, y_stride,
+                                    n_rows, n_columns)
+                    weights += row_bytes * n_rows
+                    out += 4 * n_rows
+                    left -= n_rows
+            x += 4 * n_in * n_columns
+            y += y_stride * n_columns
+            rows_left -= n_columns
+
+
+# Embeddings: rows of a weight as floats.
+
+def emit_embed(k, format, n_in):
+    """Emit y = w[tokens[chunk]], as Format.decode has it.
+
+    tokens: i32   w: rows of n_in weights   y: f32, rows y_stride bytes apart   scratch: 4096
+    Eight blocks of one row take the place of eight rows; where the row has no more blocks the
+    last one is repeated.
+    """
+    tokens, w, y, y_stride = k.args("tokens", "w", "y", "y_stride")
+    token = k.load_i32(tokens + (k.chunk << 2))
+    w += token * format.n_bytes(n_in)
+    y += k.chunk * y_stride
+    if format.sub_len is None:
+        n_tail = n_in % 8
+        with k.loop(n_in // 8):
+            k.store_f32x8(y, emit_load_floats(k, format, w, 0))
+            w += format.n_bytes(8)
+            y += 32
+        if n_tail:
+            k.store_f32_n(y, emit_load_floats(k, format, w, 0, n_tail), k.imm(n_tail))
+        return
+    n_blocks, block_len = n_in // format.block_len, format.block_len
+    lanes = min(8, n_blocks)
+    steps = [min(i, lanes - 1) for i in range(8)]
+    done = k.imm(0)
+    with k.while_(done, "<", n_blocks):
+        first = k.min(done, n_blocks - lanes)
+        block = EightRuns(k, w + first * format.block_bytes,
+                          [i * format.block_bytes for i in steps])
+        emit_panel(k, format, block, 1, k.copy(k.scratch), format.codes.bias)
+        emit_decode(k, format, k.copy(k.scratch), y + first * (4 * block_len),
+                    [4 * block_len * i for i in steps])
+        done += 8
+
+
+def emit_decode(k, format, panel, y, steps):
+    """Emit the weights of the block in each of a panel's lanes to y + steps[lane]; both move."""
+    sub = format.sub_len
+    with k.loop(format.block_len // 32):
+        for s in range(32 // sub):
+            at = 256 + s * _scales_bytes(format)
+            scale = k.load_f32x8(panel, at)
+            low = k.load_f32x8(panel, at + 32) if format.m_off is not None else None
+            codes = panel + 8 * sub * s
+            with k.loop(sub // 4):
+                v = k.load_i32x8(codes)
+                floats = [k.i32_to_f32(emit_byte(k, v, i, format.codes)) * scale
+                          for i in range(4)]
+                if low:
+                    floats = [f + low for f in floats]
+                for lane, f in enumerate(emit_turn(k, [f.i32 for f in floats])):
+                    k.store_i8x16(y, f, steps[lane])
+                    k.store_i8x16(y, k.halves(f, f, 1, 1), steps[lane + 4])
+                codes += 32
+                y += 16
+        panel += panel_record_bytes(format)
 
 
 # ---------------------------------------------------------------------------------------
-# 5.6 Programs and threads
+# 5.6 Kernels: the other operations
+#
+# What a forward pass does besides multiplying by matrices: norms, rotations, activations,
+# the cache and attention.  Each emitter is named after the operation of chapter 4 that it
+# must equal, bit for bit; its docstring says what one chunk of work is.
+#
+# The one idea: a vector of eight lanes is the natural unit of the definitions.  lane_sum adds
+# element i to lane i mod 8 because that is what a loop over vectors does, and attention cuts
+# its keys at multiples of 64 because then position p always meets lane p mod 8.  A row whose
+# length is no multiple of 8 ends in a short vector; its missing lanes are neither read nor
+# written, and where a sum would notice them they are masked to zero.
+#
+# Registers are few.  So an argument is loaded where it is used, and again where it is used
+# next; the processor keeps it in its nearest cache.  Addresses in fields are not checked here:
+# who fills the fields (5.7) guarantees them.  A name with _row_bytes is the distance in bytes
+# from one row to the next; a name with _bits is a float32 passed as the integer of its bits.
+
+def f32_bits(x):
+    """Return the bits of x, rounded to float32, as a signed int: how a field carries a number."""
+    return struct.unpack("<i", struct.pack("<f", x))[0]
+
+
+class Fields:
+    """The fields of a kernel's argument structure, each loaded when it is asked for."""
+
+    def __init__(self, k, *names):
+        self.k = k
+        self.offs = {name: 8 * i for i, name in enumerate(names)}
+        k.fields.update(dict.fromkeys(names))
+
+    def __call__(self, name):
+        """Emit the load of a whole number or address."""
+        return self.k.load_i64(self.k.args_pointer, self.offs[name])
+
+    def number(self, name):
+        """Emit the load of a float32, into every lane."""
+        return self.k.broadcast_f32x8(self.k.args_pointer, self.offs[name])
+
+    def row(self, name, row):
+        """Emit the address of a row of the array `name`."""
+        return self(name) + row * self(name + "_row_bytes")
+
+
+def _each_vector(k, n, steps, body):
+    """Emit body(None) for each whole vector of n elements, then body(lanes) for what is left.
+
+    n: register or int   lanes: register, 1..7   steps: ((pointer, bytes to advance), ...)
+    """
+    with k.loop(n >> 3):
+        body(None)
+        for pointer, n_bytes in steps:
+            k.add(pointer, n_bytes, to=pointer)
+    if type(n) is int:
+        if n & 7:
+            body(k.imm(n & 7))
+    else:
+        lanes = n & 7
+        with k.if_(lanes, ">", 0):
+            body(lanes)
+
+
+def _load_some(k, pointer, lanes, disp=0):
+    """Emit the load of a vector of floats, or of its first lanes with zeros behind them."""
+    if lanes is None:
+        return k.load_f32x8(pointer, disp)
+    return k.load_f32_n(pointer, lanes, disp)
+
+
+def _store_some(k, pointer, v, lanes, disp=0):
+    """Emit the store of a vector of floats, or of its first lanes alone."""
+    if lanes is None:
+        k.store_f32x8(pointer, v, disp)
+    else:
+        k.store_f32_n(pointer, v, lanes, disp)
+
+
+def _first_lanes(k, lanes):
+    """Emit the mask of the lanes 0..lanes-1."""
+    return k.cmpgt_i32(k.splat_i32(lanes), k.const_i32x8(range(8)))
+
+
+# Functions of one number, eight at a time.  Their steps are those of section 4.1, in order.
+
+def emit_exp(k, *xs):
+    """Emit exp(x) of one vector, or of several: then a constant is loaded once for all.
+
+    x: f32x8 -> f32x8, or a list of them.  2**n is made by writing n into the exponent bits: a
+    float32 of fraction 1 and exponent n + 127 is 2**n.  Nothing overflows: x is clamped first.
+    """
+    def each(function, c, *lists):
+        c = k.const_f32x8(c)
+        return [function(*vectors, c) for vectors in zip(*lists)]
+
+    xs = each(k.max_f32, EXP_MIN, xs)
+    xs = each(k.min_f32, EXP_MAX, xs)
+    ns = [k.round_f32(x) for x in each(k.mul_f32, LOG2_E, xs)]
+    rs = each(lambda r, n, c: r - n * c, LN2_HI, xs, ns)
+    rs = each(lambda r, n, c: r - n * c, LN2_LO, rs, ns)
+    ps = each(k.mul_f32, EXP_POLY[0], rs)
+    for coefficient in EXP_POLY[1:-1]:
+        ps = each(lambda p, r, c: (p + c) * r, coefficient, ps, rs)
+    ps = each(k.add_f32, EXP_POLY[-1], ps)
+    ys = each(lambda p, r, c: p * (r * r) + r + c, 1.0, ps, rs)
+    bias = k.const_i32x8(127)
+    ys = [y * (k.f32_to_i32(n) + bias << 23).f32 for y, n in zip(ys, ns)]
+    return ys if len(ys) > 1 else ys[0]
+
+
+def _silu(k, x):
+    return x / (emit_exp(k, k.zero_f32x8() - x) + k.const_f32x8(1.0))
+
+
+def _gelu(k, x):
+    u = x + x * x * x * k.const_f32x8(GELU_CUBIC)
+    return x / (emit_exp(k, u * k.const_f32x8(GELU_SLOPE)) + k.const_f32x8(1.0))
+
+
+def _softcap(k, x, cap):
+    e = emit_exp(k, x / cap * k.const_f32x8(2.0)) + k.const_f32x8(1.0)
+    return (k.const_f32x8(1.0) - k.const_f32x8(2.0) / e) * cap
+
+
+# Element by element.  A chunk is a slice of a row, so that the logits of one token, a row of
+# 262144, can be shared out among threads as well as the 512 rows of a prompt:
+#
+#   chunk = row * slices + part;  elements part * slice .. of n;  slice is a multiple of 8
+
+def _elementwise(k, function, inputs=("x",), numbers=()):
+    """Emit out = function(k, *inputs, *numbers), for one slice of one row.
+
+    inputs, out: f32 (R, n)   numbers: names of the fields that hold them
+    out may be one of the inputs: a vector is written after it was read.
+    """
+    arrays = [name + suffix for name in (*inputs, "out") for suffix in ("", "_row_bytes")]
+    field = Fields(k, *arrays, "n", "slice", "slices", *numbers)
+    slices = field("slices")
+    row, part = k.div(k.chunk, slices), k.rem(k.chunk, slices)
+    start = part * field("slice")
+    n = k.min(field("n") - start, field("slice"))
+    start <<= 2
+    pointers = [field.row(name, row) + start for name in (*inputs, "out")]
+    constants = [field.number(name) for name in numbers]
+
+    def body(lanes):
+        values = [_load_some(k, pointer, lanes) for pointer in pointers[:-1]]
+        _store_some(k, pointers[-1], function(k, *values, *constants), lanes)
+
+    _each_vector(k, n, [(pointer, 32) for pointer in pointers], body)
+
+
+def emit_copy(k):
+    """Emit out = x."""
+    _elementwise(k, lambda k, x: x)
+
+
+def emit_silu(k):
+    """Emit out = silu(x)."""
+    _elementwise(k, _silu)
+
+
+def emit_gelu(k):
+    """Emit out = gelu(x)."""
+    _elementwise(k, _gelu)
+
+
+def emit_scale(k):
+    """Emit out = mul(x, c), c a number."""
+    _elementwise(k, lambda k, x, c: x * c, numbers=("c_bits",))
+
+
+def emit_softcap(k):
+    """Emit out = softcap(x, c)."""
+    _elementwise(k, _softcap, numbers=("c_bits",))
+
+
+def emit_add(k):
+    """Emit out = add(x, y).  With y_row_bytes = 0 one row y is added to all: a bias."""
+    _elementwise(k, lambda k, x, y: x + y, ("x", "y"))
+
+
+def emit_mul(k):
+    """Emit out = mul(x, y)."""
+    _elementwise(k, lambda k, x, y: x * y, ("x", "y"))
+
+
+def emit_silu_mul(k):
+    """Emit out = mul(silu(x), y): x is the gate, y what comes up."""
+    _elementwise(k, lambda k, x, y: _silu(k, x) * y, ("x", "y"))
+
+
+def emit_gelu_mul(k):
+    """Emit out = mul(gelu(x), y)."""
+    _elementwise(k, lambda k, x, y: _gelu(k, x) * y, ("x", "y"))
+
+
+def emit_rows(k):
+    """Emit out = rows(x, index).  A chunk is one row of out.
+
+    x: f32 (any, n)   index: i32 (R,)   out: f32 (R, n), not x
+    """
+    field = Fields(k, "x", "x_row_bytes", "index", "out", "out_row_bytes", "n")
+    x = field.row("x", k.load_i32(field("index") + (k.chunk << 2)))
+    out = field.row("out", k.chunk)
+    _each_vector(k, field("n"), ((x, 32), (out, 32)),
+                 lambda lanes: _store_some(k, out, _load_some(k, x, lanes), lanes))
+
+
+# Norms.  A row is read twice, or three times; it stays in the nearest cache.
+
+def _lane_sum(k, x, n, function):
+    """Emit lane_sum of function(v) over the n floats v at x, into every lane.
+
+    function(v) need not be 0 for v = 0, so the lanes that a short vector lacks are masked.
+    """
+    total, x = k.zero_f32x8(), k.copy(x)
+
+    def body(lanes):
+        v = function(_load_some(k, x, lanes))
+        k.add_f32(total, v if lanes is None else v & _first_lanes(k, lanes), to=total)
+
+    _each_vector(k, n, ((x, 32),), body)
+    return k.hsum_f32(total)
+
+
+def _inverse_root(k, total, n, eps):
+    """Emit 1 / sqrt(total / n + eps)."""
+    return k.const_f32x8(1.0) / k.sqrt_f32(total / n + eps)
+
+
+def emit_rms_norm(k):
+    """Emit out = rms_norm(x, w, eps).  A chunk is one row: `runs` runs of n, each by itself.
+
+    x, out: f32 (R, runs * n)   w: f32 (n,)
+    """
+    field = Fields(k, "x", "x_row_bytes", "out", "out_row_bytes", "w", "n", "runs", "eps_bits")
+    x, out, n = field.row("x", k.chunk), field.row("out", k.chunk), field("n")
+    length, eps = k.i32_to_f32(k.splat_i32(n)), field.number("eps_bits")
+    with k.loop(field("runs")):
+        scale = _inverse_root(k, _lane_sum(k, x, n, lambda v: v * v), length, eps)
+        w = field("w")
+        _each_vector(k, n, ((x, 32), (out, 32), (w, 32)), lambda lanes: _store_some(
+            k, out, _load_some(k, x, lanes) * scale * _load_some(k, w, lanes), lanes))
+        rest = (n & 7) << 2
+        x += rest
+        out += rest
+
+
+def emit_layer_norm(k):
+    """Emit out = layer_norm(x, w, b, eps).  A chunk is one row.  b: an address, or 0 for None."""
+    field = Fields(k, "x", "x_row_bytes", "out", "out_row_bytes", "w", "b", "n", "eps_bits")
+    x, out, n = field.row("x", k.chunk), field.row("out", k.chunk), field("n")
+    length = k.i32_to_f32(k.splat_i32(n))
+    mean = _lane_sum(k, x, n, lambda v: v) / length
+
+    def square(v):
+        c = v - mean
+        return c * c
+
+    scale = _inverse_root(k, _lane_sum(k, x, n, square), length, field.number("eps_bits"))
+    w, b = field("w"), field("b")
+
+    def normed(lanes):
+        return (_load_some(k, x, lanes) - mean) * scale * _load_some(k, w, lanes)
+
+    with k.if_(b, "!=", 0):
+        _each_vector(k, n, ((x, 32), (out, 32), (w, 32), (b, 32)), lambda lanes: _store_some(
+            k, out, normed(lanes) + _load_some(k, b, lanes), lanes))
+    with k.else_():
+        _each_vector(k, n, ((x, 32), (out, 32), (w, 32)), lambda lanes: _store_some(
+            k, out, normed(lanes), lanes))
+
+
+# Rotary positions.  In the "half" pairing the two of a pair stand in two vectors, and lanes
+# line up with the angles.  In the "interleaved" pairing they are neighbours in one vector:
+#
+#   x            a0  b0  a1  b1 ...      times  c0  c0  c1  c1 ...
+#   swapped      b0  a0  b1  a1 ...      times -s0  s0 -s1  s1 ...    and the two are added
+#
+# which has the bits of a c - b s and b c + a s: subtracting is adding the negative.
+
+def emit_rope(k, pairing):
+    """Emit out = rope(x, positions, table, head_dim).  A chunk is one row.
+
+    x, out: f32 (R, n_heads * head_dim), perhaps the same   positions: i32 (R,)
+    cos, sin: f32 (n_positions, n_rot / 2)   pairing: "interleaved" or "half"
+    """
+    field = Fields(k, "x", "x_row_bytes", "out", "out_row_bytes", "positions", "cos", "sin",
+                   "n_heads", "head_dim", "n_rot")
+    x, out, half = field.row("x", k.chunk), field.row("out", k.chunk), field("n_rot") >> 1
+    angles = k.load_i32(field("positions") + (k.chunk << 2)) * half << 2
+    cos0, sin0 = field("cos") + angles, field("sin") + angles
+    with k.loop(field("n_heads")):
+        cos, sin = k.copy(cos0), k.copy(sin0)
+        if pairing == "interleaved":
+            _rope_interleaved(k, x, out, cos, sin, half)
+        else:
+            _rope_halves(k, x, out, cos, sin, half)
+        rest = field("head_dim") - (half << 1)          # the dimensions that do not turn
+        _each_vector(k, rest, ((x, 32), (out, 32)),
+                     lambda lanes: _store_some(k, out, _load_some(k, x, lanes), lanes))
+        short = (rest & 7) << 2
+        x += short
+        out += short
+
+
+def _rope_halves(k, x, out, cos, sin, half):
+    """Emit the turn of pairs (i, i + half), and move x and out behind them."""
+    n_bytes = half << 2
+    xb, outb = x + n_bytes, out + n_bytes
+
+    def body(lanes):
+        a, b, c, s = (_load_some(k, pointer, lanes) for pointer in (x, xb, cos, sin))
+        _store_some(k, out, a * c - b * s, lanes)
+        _store_some(k, outb, a * s + b * c, lanes)
+
+    _each_vector(k, half, [(pointer, 32) for pointer in (x, xb, out, outb, cos, sin)], body)
+    rest = (half & 7) << 2
+    k.add(xb, rest, to=x)
+    k.add(outb, rest, to=out)
+
+
+def _rope_interleaved(k, x, out, cos, sin, half):
+    """Emit the turn of pairs (2i, 2i + 1), and move x and out behind them."""
+    twice = [i for lane in (0, 1, 2, 3) for i in 2 * list(range(4 * lane, 4 * lane + 4))]
+    twice = k.const_i8x32(twice)                # 4 angles, the same in both halves -> 8 lanes
+    sign = k.const_i32x8([-2**31, 0] * 4).f32   # the sign bit of the even lanes
+
+    def spread(pointer, lanes):
+        if lanes is None:
+            v = k.broadcast_i8x16(pointer)
+        else:
+            v = k.load_f32_n(pointer, lanes >> 1)
+            v = k.halves(v, v, 0, 0)
+        return k.shuffle_i8(v, twice).f32
+
+    def body(lanes):
+        v = _load_some(k, x, lanes)
+        swapped = k.shuffle_i32(v, (1, 0, 3, 2))
+        s = spread(sin, lanes) ^ sign
+        _store_some(k, out, v * spread(cos, lanes) + swapped * s, lanes)
+
+    n = half << 1
+    _each_vector(k, n, ((x, 32), (out, 32), (cos, 16), (sin, 16)), body)
+    rest = (n & 7) << 2
+    x += rest
+    out += rest
+
+
+# The cache, seen from machine code.  A row brings the address of its sequence's page table
+# (i32 page numbers) and its position; chapter 6 defines where a vector lies:
+#
+#   arena + page * page_bytes + layer_off + ((which * n_kv_heads + head) * page_size + slot) * vector
+#
+# Its 4 or 2 bytes a number are read and written exactly: next to a vector is another one's.
+
+VALUE_BYTES = {"f32": 4, "f16": 2}
+
+
+def _copy_bytes(k, to, to_disp, source, disp, n_bytes):
+    """Emit the copy of a constant, small number of bytes, through integer registers."""
+    for size in (8, 4, 2):
+        while n_bytes >= size:
+            load, store = getattr(k, f"load_i{8 * size}"), getattr(k, f"store_i{8 * size}")
+            store(to, load(source, disp), to_disp)
+            disp, to_disp, n_bytes = disp + size, to_disp + size, n_bytes - size
+
+
+def emit_kv_store(k, kv_type, head_dim):
+    """Emit PagePool.write for one row: round its k and v to kv_type, and store them.
+
+    k, v: f32 (R, n_kv_heads * head_dim)   tables: i64 (R,), addresses   positions: i32 (R,)
+    scratch: 32 bytes.  A chunk is one row.  The clamp keeps a NaN: a comparison with it fails,
+    and then min and max return their second operand.
+    """
+    field = Fields(k, "k", "k_row_bytes", "v", "v_row_bytes", "tables", "positions", "arena",
+                   "page_bytes", "layer_off", "page_size", "n_kv_heads")
+    size, full, rest = VALUE_BYTES[kv_type], head_dim // 8, head_dim % 8
+    pos, page_size = k.load_i32(field("positions") + (k.chunk << 2)), field("page_size")
+    table = k.load_i64(field("tables") + (k.chunk << 3))
+    page = k.load_i32(table + (k.div(pos, page_size) << 2))
+    to = field("arena") + page * field("page_bytes") + field("layer_off")
+    to += k.rem(pos, page_size) * (head_dim * size)
+    step = (page_size - 1) * (head_dim * size)          # from a vector's end to the next head's
+    if kv_type == "f16":
+        top, bottom = k.const_f32x8(F16_MAX), k.const_f32x8(-F16_MAX)
+
+    def convert(v, pointer):
+        if kv_type == "f32":
+            k.store_f32x8(pointer, v)
+        else:
+            k.store_f16x8(pointer, k.min_f32(top, k.max_f32(bottom, v)))
+
+    for name in ("k", "v"):
+        x = field.row(name, k.chunk)
+        with k.loop(field("n_kv_heads")):
+            with k.loop(full):
+                convert(k.load_f32x8(x), to)
+                x += 32
+                to += 8 * size
+            if rest:
+                convert(k.load_f32_n(x, k.imm(rest)), k.scratch)
+                _copy_bytes(k, to, 0, k.scratch, 0, rest * size)
+                x += 4 * rest
+                to += rest * size
+            to += step
+
+
+# Attention.  A unit of work is a few rows times a few query heads that share one kv head;
+# each (row, head) is a pair.  Rows of the unit that lie next to each other and belong to one
+# sequence form a run.  For a run, chunk after chunk of 64 positions:
+#
+#   load     keys and values come from the pages to the scratch, as float32: one after another,
+#            whatever the pages' size and type, short vectors filled up with zeros
+#   scores   of each pair that sees some of the chunk           \
+#   softmax  p = exp(score - m) in their place, and their sum    }  attend_chunk
+#   values   the sum of p * value; then all is merged           /   merge_chunks
+#            into the state of the pair
+#
+# Step by step for all pairs, and not pair by pair: so the nearest cache has to hold the keys
+# or the values, not both.  Several pairs are taken at once, so that a key or value, once
+# loaded, serves them all.  The positions of a run are those that any of its rows sees; one
+# that a pair does not see has score LOWEST and p = 0, and adds 0 * value to o, which changes
+# nothing (o is never -0.0, values are finite).
+#
+# A state that has seen nothing is m = LOWEST, l = 0, o = 0: merging a chunk into it gives that
+# chunk's own m, l and o, to the bit, since exp(0) = 1 and 0 * exp(-87) + y = y.
+
+LOWEST = f32(-3.4028234663852886e38)        # the lowest finite float32
+ATTENTION_PAIRS = 64                        # rows * heads of a unit, at most
+
+
+class AttentionScratch:
+    """What lies where in the scratch of attention: byte offsets, in the order of the chapter.
+
+    row_bytes: of a key or value, padded to whole vectors
+    frame: whole numbers that would otherwise occupy registers   queries, sums: of eight pairs
+    pairs: for each pair that sees the chunk: address of q, last unseen position before, first
+    after, address of the state.  The offsets m .. o are within a state; m, l: in eight lanes;
+    top, total: largest score and sum of p of the chunk, lane by lane.
+    """
+
+    FRAME = ("head", "row", "n_rows", "table", "lowest", "highest", "back", "k_addr", "v_step",
+             "pos", "last", "n_pairs")
+    Q, BEFORE, AFTER, STATE, PAIR_BYTES = 0, 8, 16, 24, 32
+
+    def __init__(self, head_dim):
+        self.n_vectors = -(-head_dim // 8)
+        self.row_bytes = 32 * self.n_vectors
+        self.keys = 0
+        self.values = self.keys + CHUNK * self.row_bytes
+        self.spare = self.values + CHUNK * self.row_bytes
+        self.frame = {name: self.spare + 32 + 8 * i for i, name in enumerate(self.FRAME)}
+        self.queries = self.spare + 32 + 8 * len(self.FRAME)
+        self.sums = self.queries + 8 * self.row_bytes
+        self.pairs = self.sums + 4 * 8 * 32
+        self.states = self.pairs + ATTENTION_PAIRS * self.PAIR_BYTES
+        self.m, self.l, self.top, self.total, self.scores = 0, 32, 64, 96, 128
+        self.o = self.scores + 4 * CHUNK
+        self.state_bytes = self.o + self.row_bytes
+        self.n_bytes = self.states + ATTENTION_PAIRS * self.state_bytes
+
+
+def attention_scratch_bytes(head_dim):
+    """Return how many bytes of scratch a thread needs for attention."""
+    return AttentionScratch(head_dim).n_bytes
+
+
+def emit_attention(k, kv_type, head_dim, cap=False):
+    """Emit Reference.attention, the part behind the store, for `rows` rows and `heads` heads.
+
+    q, out: f32 (R, n_heads * head_dim)   tables: i64 (n_rows,), addresses   positions: i32
+    arena .. page_size: as in emit_kv_store   window: 0 for all   sinks: f32 (n_heads,) or 0
+    chunk = block of rows * (n_heads / heads) + block of heads; heads divides n_heads /
+    n_kv_heads, and rows * heads <= ATTENTION_PAIRS.  cap: build with softcap, by cap_bits.
+    """
+    at = AttentionScratch(head_dim)
+    field = Fields(k, "q", "q_row_bytes", "out", "out_row_bytes", "tables", "positions", "arena",
+                   "page_bytes", "layer_off", "page_size", "n_heads", "n_kv_heads", "scale_bits",
+                   "window", "cap_bits", "sinks", "n_rows", "rows", "heads")
+
+    def get(name):
+        return k.load_i64(k.scratch, at.frame[name])
+
+    def put(name, value):
+        k.store_i64(k.scratch, value, at.frame[name])
+
+    tools = k, at, field, get, put
+    rows_left = _attention_unit(*tools, head_dim * VALUE_BYTES[kv_type])
+    with k.while_(rows_left, ">", 0):
+        _attention_run(*tools, rows_left)
+        pos = get("lowest") & -8
+        put("pos", pos)
+        left = get("highest") + 1 - pos
+        with k.while_(left, ">", 0):
+            put("last", k.min(get("pos") | (CHUNK - 1), get("highest")))
+            _attention_load(*tools, kv_type, head_dim)
+            _attention_pairs(*tools, head_dim)
+            for sizes, step in (((8, 2, 1), lambda pair, n: _attention_scores(*tools, pair, n, head_dim, cap)),
+                                ((1,), lambda pair, n: _attention_softmax(*tools, pair)),
+                                ((2, 1), lambda pair, n: _attention_values(*tools, pair, n))):
+                _some_pairs(*tools, sizes, step)
+            pos = get("last") + 1
+            put("pos", pos)
+            k.sub(get("highest") + 1, pos, to=left)
+        _attention_finish(*tools, head_dim)
+        put("row", get("row") + get("n_rows"))
+        k.sub(rows_left, get("n_rows"), to=rows_left)
+
+
+def _some_pairs(k, at, field, get, put, sizes, step):
+    """Emit step(pair, n) for all pairs, n at once, with as large an n of `sizes` as there are."""
+    pair, left = k.copy(k.scratch), get("n_pairs")
+    for n in sizes:
+        with k.while_(left, ">=", n):
+            step(pair, n)
+            pair += n * at.PAIR_BYTES
+            left -= n
+
+
+def _attention_unit(k, at, field, get, put, vector_bytes):
+    """Emit what is the same for the whole unit; return the register of the number of its rows.
+
+    back: positions a row looks back   k_addr: where the kv head's keys begin in page 0
+    v_step: from a key to its value
+    """
+    blocks = k.div(field("n_heads"), field("heads"))
+    row, head = k.div(k.chunk, blocks) * field("rows"), k.rem(k.chunk, blocks) * field("heads")
+    put("row", row)
+    put("head", head)
+    back = field("window")
+    with k.if_(back, "==", 0):
+        k.mov(back, 2**40)
+    put("back", back)
+    kv_head = k.div(head, k.div(field("n_heads"), field("n_kv_heads")))
+    plane = field("page_size") * vector_bytes
+    put("k_addr", field("arena") + field("layer_off") + kv_head * plane)
+    put("v_step", field("n_kv_heads") * plane)
+    k.store_f32x8(k.scratch, k.zero_f32x8(), at.spare)
+    return k.min(field("n_rows") - row, field("rows"))
+
+
+def _attention_run(k, at, field, get, put, rows_left):
+    """Emit the search for the rows from `row` that share a table, and clear their states.
+
+    n_rows: how many   lowest, highest: the positions that one or another of them sees
+    """
+    row = get("row")
+    tables, positions = field("tables") + (row << 3), field("positions") + (row << 2)
+    table, n_rows = k.load_i64(tables), k.imm(0)
+    lowest, highest, left = k.imm(2**40), k.imm(-1), k.copy(rows_left)
+    with k.while_(left, ">", 0):
+        with k.if_(k.load_i64(tables), "==", table):
+            pos = k.load_i32(positions)
+            k.min(lowest, k.max(pos + 1 - get("back"), 0), to=lowest)
+            k.max(highest, pos, to=highest)
+            n_rows += 1
+            tables += 8
+            positions += 4
+            left -= 1
+        with k.else_():
+            k.mov(left, 0)
+    for name, value in (("table", table), ("n_rows", n_rows), ("lowest", lowest),
+                        ("highest", highest)):
+        put(name, value)
+    state, zero = k.scratch + at.states, k.zero_f32x8()
+    with k.loop(n_rows * field("heads")):
+        k.store_f32x8(state, k.const_f32x8(LOWEST), at.m)
+        k.store_f32x8(state, zero, at.l)
+        for disp in range(at.o, at.o + at.row_bytes, 32):
+            k.store_f32x8(state, zero, disp)
+        state += at.state_bytes
+
+
+def _attention_load(k, at, field, get, put, kv_type, head_dim):
+    """Emit the copy of the keys and values of positions pos..last, eight at a time.
+
+    A page holds a multiple of eight, so eight positions from a multiple of eight on lie in
+    one page, next to each other.
+    """
+    size, full, rest = VALUE_BYTES[kv_type], head_dim // 8, head_dim % 8
+    load = k.load_f16x8 if kv_type == "f16" else k.load_f32x8
+    pos, page_size = get("pos"), field("page_size")
+    slot, entry = k.rem(pos, page_size), get("table") + (k.div(pos, page_size) << 2)
+    to = k.scratch + (pos & (CHUNK - 1)) * at.row_bytes
+    with k.loop(((get("last") - pos) >> 3) + 1):
+        keys = k.load_i32(entry) * field("page_bytes") + get("k_addr") + slot * (head_dim * size)
+        values = keys + get("v_step")
+        if rest == 0:
+            with k.loop(head_dim // 4):         # head_dim vectors are eight positions
+                for i in range(4):
+                    k.store_f32x8(to, load(keys, 8 * size * i), at.keys + 32 * i)
+                    k.store_f32x8(to, load(values, 8 * size * i), at.values + 32 * i)
+                for pointer, n_bytes in ((keys, 32 * size), (values, 32 * size), (to, 128)):
+                    k.add(pointer, n_bytes, to=pointer)
+        else:
+            with k.loop(8):
+                for source, disp in ((keys, at.keys), (values, at.values)):
+                    for i in range(full):
+                        k.store_f32x8(to, load(source, 8 * size * i), disp + 32 * i)
+                    _copy_bytes(k, k.scratch, at.spare, source, 8 * size * full, rest * size)
+                    k.store_f32x8(to, load(k.scratch, at.spare), disp + 32 * full)
+                    k.add(source, head_dim * size, to=source)
+                to += at.row_bytes
+        slot += 8
+        with k.if_(slot, ">=", page_size):
+            k.mov(slot, 0)
+            entry += 4
+
+
+def _attention_pairs(k, at, field, get, put, head_dim):
+    """Emit the list of the pairs that see some of the positions pos..last."""
+    pair, n_pairs = k.copy(k.scratch), k.imm(0)
+    with k.loop(get("n_rows")) as rows_left:
+        i = get("n_rows") - rows_left
+        row = get("row") + i
+        pos = k.load_i32(field("positions") + (row << 2))
+        before, after = k.max(pos - get("back"), -1), pos + 1
+        with k.if_(before, "<", get("last")):
+            with k.if_(after, ">", get("pos")):
+                state = k.scratch + at.states + i * field("heads") * at.state_bytes
+                q = field.row("q", row) + get("head") * (4 * head_dim)
+                with k.loop(field("heads")):
+                    for disp, value in ((at.Q, q), (at.BEFORE, before), (at.AFTER, after),
+                                        (at.STATE, state)):
+                        k.store_i64(pair, value, at.pairs + disp)
+                    q += 4 * head_dim
+                    state += at.state_bytes
+                    k.add(pair, at.PAIR_BYTES, to=pair)
+                    k.add(n_pairs, 1, to=n_pairs)
+    put("n_pairs", n_pairs)
+
+
+def _groups(k, get):
+    """Emit (index of the first position in its chunk, number of groups of eight)."""
+    pos = get("pos")
+    return pos & (CHUNK - 1), ((get("last") - pos) >> 3) + 1
+
+
+def _attention_scores(k, at, field, get, put, pair, n, head_dim, cap):
+    """Emit the scores of n pairs, LOWEST where they do not see, and the largest, lane by lane."""
+    index, n_groups = _groups(k, get)
+    keys, pos = k.scratch + index * at.row_bytes, get("pos")
+    for i in range(n):
+        state = k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.STATE)
+        k.store_f32x8(state, k.const_f32x8(LOWEST), at.top)
+    if n == 8:
+        _queries_of_eight(k, at, pair, head_dim)
+    with k.loop(n_groups):
+        if n == 8:
+            parts = _scores_of_eight(k, at, keys)
+        else:
+            parts = _scores_of_few(k, at, keys, pair, n, head_dim)
+        keys += 8 * at.row_bytes
+        lanes = k.splat_i32(pos) + k.const_i32x8(range(8))
+        for i, s in enumerate(parts):
+            s = s * field.number("scale_bits")
+            if cap:
+                s = _softcap(k, s, field.number("cap_bits"))
+            disp = at.pairs + at.PAIR_BYTES * i
+            seen = k.cmpgt_i32(lanes, k.broadcast_i32x8(pair, disp + at.BEFORE))
+            seen &= k.cmpgt_i32(k.broadcast_i32x8(pair, disp + at.AFTER), lanes)
+            s = k.select(seen, s, k.const_f32x8(LOWEST)).f32
+            state = k.load_i64(pair, disp + at.STATE)
+            k.store_f32x8(state, k.max_f32(s, k.load_f32x8(state, at.top)), at.top)
+            k.store_f32x8(state + ((pos & (CHUNK - 1)) << 2), s, at.scores)
+        pos += 8
+
+
+def _scores_of_few(k, at, keys, pair, n, head_dim):
+    """Emit q . key of one or two pairs and the eight keys at `keys`: a vector of each pair.
+
+    Eight accumulators hold the lane sums of eight keys, or of four keys for both pairs, and
+    then of the next four.
+    """
+    full, rest, n_keys = head_dim // 8, head_dim % 8, 8 // n
+    unroll = max(u for u in (1, 2, 3, 4, 8) if full % u == 0)
+    parts = []
+    for first in range(0, 8, n_keys):
+        sums = [k.zero_f32x8() for _ in range(8)]
+        queries = [k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.Q) for i in range(n)]
+
+        def accumulate(lanes, disp):
+            parts = [_load_some(k, query, lanes, disp) for query in queries]
+            for i in range(n_keys):
+                key = k.load_f32x8(keys, at.keys + (first + i) * at.row_bytes + disp)
+                for j, part in enumerate(parts):
+                    product = k.mul_f32(key, part, to=key if j == n - 1 else None)
+                    sums[j * n_keys + i] += product
+
+        with k.loop(full // unroll):
+            for t in range(unroll):
+                accumulate(None, 32 * t)
+            for pointer in (keys, *queries):
+                k.add(pointer, 32 * unroll, to=pointer)
+        if rest:
+            accumulate(k.imm(rest), 0)
+        keys -= 32 * full
+        parts.append(_eight_sums(k, sums))
+    return parts if n == 1 else [k.halves(*parts, 0, 2), k.halves(*parts, 1, 3)]
+
+
+def _eight_sums(k, v):
+    """Emit the vector whose lane i is tree_sum of the lanes of v[i]: three levels of pairs."""
+    low = k.hadd_f32(k.hadd_f32(v[0], v[1]), k.hadd_f32(v[2], v[3]))
+    high = k.hadd_f32(k.hadd_f32(v[4], v[5]), k.hadd_f32(v[6], v[7]))
+    return k.halves(low, high, 0, 2) + k.halves(low, high, 1, 3)
+
+
+def _transpose(k, v):
+    """Emit the eight vectors whose vector i, lane j is vector j, lane i of v."""
+    pairs = [(k.unpack_lo_i32(a, b), k.unpack_hi_i32(a, b)) for a, b in zip(v[::2], v[1::2])]
+    fours = [[unpack(x, y) for x, y in zip(a, b) for unpack in (k.unpack_lo_i64, k.unpack_hi_i64)]
+             for a, b in zip(pairs[::2], pairs[1::2])]
+    return [k.halves(a, b, half, 2 + half).f32 for half in (0, 1) for a, b in zip(*fours)]
+
+
+def _queries_of_eight(k, at, pair, head_dim):
+    """Emit the transposed q of eight pairs: `queries` is (padded head_dim, 8 pairs)."""
+    to = k.copy(k.scratch)
+    at_bytes = k.imm(0)
+
+    def body(lanes):
+        v = []
+        for i in range(8):
+            q = k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.Q) + at_bytes
+            v.append(_load_some(k, q, lanes))
+        for i, v in enumerate(_transpose(k, v)):
+            k.store_f32x8(to, v, at.queries + 32 * i)
+        k.add(to, 256, to=to)
+
+    _each_vector(k, head_dim, ((at_bytes, 32),), body)
+
+
+def _scores_of_eight(k, at, keys):
+    """Emit q . key of eight pairs and the eight keys at `keys`: a vector of each pair.
+
+    Here a lane is a pair, an accumulator is one key, and a number of the key goes into all
+    lanes.  The lane sums of the definition come one after another: those of lane r add the
+    dimensions r, r + 8, ...; then the tree adds whole vectors, without a shuffle.  Sums of
+    lanes 2r and 2r + 1 wait in the scratch for their turn.
+    """
+    unroll = max(u for u in (1, 2, 3, 4) if at.n_vectors % u == 0)
+    query, waiting = k.copy(k.scratch), k.copy(k.scratch)
+    with k.loop(4):
+        for r in (0, 1):
+            sums = [k.zero_f32x8() for _ in range(8)]
+            with k.loop(at.n_vectors // unroll):
+                for t in range(unroll):
+                    q = k.load_f32x8(query, at.queries + 32 * (8 * t + r))
+                    for i in range(8):
+                        x = k.broadcast_f32x8(keys, at.keys + i * at.row_bytes + 32 * t + 4 * r)
+                        sums[i] += k.mul_f32(x, q, to=x)
+                keys += 32 * unroll
+                query += 256 * unroll
+            keys -= at.row_bytes
+            query -= 8 * at.row_bytes
+            for i in range(8):
+                if r == 1:
+                    sums[i] += k.load_f32x8(waiting, at.sums + 32 * i)
+                k.store_f32x8(waiting, sums[i], at.sums + 32 * i)
+        keys += 8
+        query += 64
+        waiting += 256
+    keys -= 32
+    totals = []
+    for i in range(8):
+        a, b, c, d = (k.load_f32x8(k.scratch, at.sums + 256 * j + 32 * i) for j in range(4))
+        totals.append((a + b) + (c + d))
+    return _transpose(k, totals)
+
+
+def _attention_softmax(k, at, field, get, put, pair):
+    """Emit p = exp(score - m), 0 where the pair does not see, and the sum of p, lane by lane."""
+    state = k.load_i64(pair, at.pairs + at.STATE)
+    index, n_groups = _groups(k, get)
+    scores = state + (index << 2)
+    m, total = k.hmax_f32(k.load_f32x8(state, at.top)), k.zero_f32x8()
+
+    def some(n):
+        s = [k.load_f32x8(scores, at.scores + 32 * i) for i in range(n)]
+        p = emit_exp(k, *[x - m for x in s])
+        for i, (x, y) in enumerate(zip(s, p if n > 1 else [p])):
+            y &= k.cmp_f32(x, ">", k.const_f32x8(LOWEST))
+            k.store_f32x8(scores, y, at.scores + 32 * i)
+            k.add_f32(total, y, to=total)
+        k.add(scores, 32 * n, to=scores)
+
+    with k.loop(n_groups >> 1):
+        some(2)
+    with k.if_(n_groups & 1, "!=", 0):
+        some(1)
+    k.store_f32x8(state, m, at.top)
+    k.store_f32x8(state, total, at.total)
+
+
+def _attention_merge(k, at, state):
+    """Emit merge_chunks for m and l; a and b come to stand in lanes 0 and 1 of `top`."""
+    old, m = k.load_f32x8(state, at.m), k.load_f32x8(state, at.top)
+    new = k.max_f32(old, m)
+    factors = emit_exp(k, k.blend_i32(old - new, m - new, 0b10))
+    k.store_f32x8(state, new, at.m)
+    k.store_f32x8(state, factors, at.top)
+    l = k.load_f32x8(state, at.l) * k.broadcast_lane(factors, 0)
+    total = k.hsum_f32(k.load_f32x8(state, at.total))
+    k.store_f32x8(state, l + total * k.broadcast_lane(factors, 1), at.l)
+
+
+def _attention_values(k, at, field, get, put, pair, n):
+    """Emit o = o * a + (sum of p * value) * b for n pairs, 8 / n vectors of o at a time."""
+    states = [k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.STATE) for i in range(n)]
+    for state in states:
+        _attention_merge(k, at, state)
+    for start in range(0, at.n_vectors, 8 // n):
+        tile = range(start, min(start + 8 // n, at.n_vectors))
+        first = k.max(get("pos"), get("lowest"))
+        n_values, index = get("last") + 1 - first, first & (CHUNK - 1)
+        values, probs = k.scratch + index * at.row_bytes, [s + (index << 2) for s in states]
+        sums = [[k.zero_f32x8() for _ in tile] for _ in states]
+
+        def add_values(count):
+            for j in range(count):
+                ps = [k.broadcast_f32x8(p, at.scores + 4 * j) for p in probs]
+                for i, t in enumerate(tile):
+                    v = k.load_f32x8(values, at.values + j * at.row_bytes + 32 * t)
+                    for p, o in zip(ps, sums):
+                        o[i] += k.mul_f32(v, p, to=v if p is ps[-1] else None)
+            for pointer, n_bytes in ((values, at.row_bytes), *[(p, 4) for p in probs]):
+                k.add(pointer, count * n_bytes, to=pointer)
+
+        with k.loop(n_values >> 2):
+            add_values(4)
+        with k.loop(n_values & 3):
+            add_values(1)
+        for state, o in zip(states, sums):
+            a, b = (k.broadcast_f32x8(state, at.top + 4 * i) for i in (0, 1))
+            for i, t in enumerate(tile):
+                old = k.load_f32x8(state, at.o + 32 * t)
+                k.store_f32x8(state, old * a + o[i] * b, at.o + 32 * t)
+
+
+def _attention_finish(k, at, field, get, put, head_dim):
+    """Emit the sink, if there are sinks, and out = o / l, for each pair of the run."""
+    state = k.scratch + at.states
+    with k.loop(get("n_rows")) as rows_left:
+        head = get("head")
+        out = field.row("out", get("row") + get("n_rows") - rows_left) + head * (4 * head_dim)
+        with k.loop(field("heads")):
+            a, l, sinks = k.const_f32x8(1.0), k.load_f32x8(state, at.l), field("sinks")
+            with k.if_(sinks, "!=", 0):
+                m, sink = k.load_f32x8(state, at.m), k.broadcast_f32x8(sinks + (head << 2))
+                top = k.max_f32(m, sink)
+                both = emit_exp(k, k.blend_i32(m - top, sink - top, 0b10))
+                k.mov(a, k.broadcast_lane(both, 0))
+                k.mov(l, l * a + k.broadcast_lane(both, 1))
+            inverse = k.const_f32x8(1.0) / l
+            for t in range(at.n_vectors):
+                lanes = k.imm(head_dim % 8) if 8 * (t + 1) > head_dim else None
+                o = k.load_f32x8(state, at.o + 32 * t) * a
+                _store_some(k, out, o * inverse, lanes, 32 * t)
+            head += 1
+            out += 4 * head_dim
+            state += at.state_bytes
+
+
+# For sampling.  Python is too slow to look at each of 262144 logits; these leave it few.
+
+def emit_argmax(k):
+    """Emit argmax(x), the largest value, and whether any is not finite.  A chunk is one row.
+
+    x: f32 (R, n), n >= 1   out: (R, 16) bytes: i32 index, f32 value, i32 not finite (0 or 1), 0
+    Each lane keeps its largest value and where it first met it.  Index and value mean
+    nothing if some value is not finite.
+    """
+    field = Fields(k, "x", "x_row_bytes", "n", "out")
+    x, far = field.row("x", k.chunk), k.const_i32x8(2**31 - 1)
+    best, index, wild = k.const_f32x8(LOWEST), k.zero_i32x8(), k.zero_i32x8()
+    here = k.const_i32x8(range(8))
+
+    def body(lanes):
+        v = _load_some(k, x, lanes)
+        not_finite = k.cmpgt_i32(v & far, k.const_i32x8(0x7F7FFFFF))
+        k.or_(wild, not_finite, to=wild)
+        if lanes is not None:
+            v = k.select(_first_lanes(k, lanes), v, k.const_f32x8(LOWEST)).f32
+        k.select(k.cmp_f32(v, ">", best), here, index, to=index)
+        k.max_f32(v, best, to=best)
+        k.add_i32(here, k.const_i32x8(8), to=here)
+
+    _each_vector(k, field("n"), ((x, 32),), body)
+    top = k.hmax_f32(best)
+    first = far - k.hmax_u32(far - index & k.cmp_f32(best, "==", top))
+    out = field("out") + (k.chunk << 4)
+    k.store_i32(out, k.extract_i32(first, 0))
+    k.store_f32(out, top, 4)
+    k.store_i64(out, k.extract_i32(k.hsum_i32(wild), 0) >> 63 & 1, 8)
+
+
+def emit_compact(k):
+    """Emit the list of the elements of a row that are >= its threshold.  A chunk is one row.
+
+    x: f32 (R, n)   threshold: f32 (R,)   -> values: f32, indices: i32, both (R, capacity), and
+    counts: i64 (R,).  In order of index; all are counted, the first `capacity` are written.
+    64 elements at once are passed over where none qualifies, which is nearly everywhere.
+    """
+    field = Fields(k, "x", "x_row_bytes", "n", "threshold", "values", "indices", "capacity",
+                   "counts")
+    x, n = field.row("x", k.chunk), field("n")
+    threshold = k.broadcast_f32x8(field("threshold") + (k.chunk << 2))
+    start = k.chunk * field("capacity") << 2
+    values, indices = field("values") + start, field("indices") + start
+    count, index = k.imm(0), k.imm(0)
+
+    def look_at_each(n):
+        with k.loop(n):
+            v = k.load_f32(x)
+            with k.if_(k.extract_i32(k.cmp_f32(v, ">=", threshold), 0), "!=", 0):
+                with k.if_(count, "<", field("capacity")):
+                    k.store_f32(values, v)
+                    k.store_i32(indices, index)
+                    k.add(values, 4, to=values)
+                    k.add(indices, 4, to=indices)
+                k.add(count, 1, to=count)
+            k.add(x, 4, to=x)
+            k.add(index, 1, to=index)
+
+    with k.loop(n >> 6):
+        top = k.const_f32x8(LOWEST)
+        for i in range(8):
+            k.max_f32(k.load_f32x8(x, 32 * i), top, to=top)
+        found = k.hsum_i32(k.cmp_f32(top, ">=", threshold))
+        with k.if_(k.extract_i32(found, 0), "!=", 0):
+            look_at_each(k.imm(64))
+        with k.else_():
+            x += 256
+            index += 64
+    look_at_each(n & 63)
+    k.store_i64(field("counts") + (k.chunk << 3), count)
+
+
+# ---------------------------------------------------------------------------------------
+# 5.7 Programs and threads
+#
+# A forward pass calls some hundreds of operations, and a call from Python to machine code
+# costs more than many of them.  So the calls are not made but written down, once: `Native`
+# has the names of the operation surface, and each method appends a line to a table.
+#
+#   line:  address of the kernel | address of its arguments | number of chunks | barrier
+#
+# Running a token is then one foreign call per thread: `emit_run` is a kernel that walks the
+# table.  At each line every thread takes chunks from a shared counter until none is left, so
+# a slow core takes fewer; where the next line reads what this one wrote, the threads wait for
+# each other.  A program is kept for each number of rows; the tokens, positions and page tables
+# it works on lie in fixed buffers that are filled in before a run.
+
+LINE_BYTES, COUNTER_BYTES = 32, 64      # a counter has a cache line to itself
+STAMP_OFF = 16                          # where in a counter's line the time stands, if asked for
+SPINS = 2000                            # looks at a barrier before giving way to the system
+
+
+def emit_run(k, clock=None):
+    """Run a program's table, together with n_threads - 1 other threads doing the same.
+
+    table: lines   n_lines: how many   counters: one for each line, zero at the start
+    arrived: i64, zero at the start; how many threads have come to barriers so far
+    give_way: address of a function of the system that lets other threads run
+    clock: None, or (address, first argument or None) of a function that writes the time to
+    where its next argument points: it is called after each line, for the place behind the
+    line's counter, and the last thread to get there has the say
+    """
+    table, n_lines, counters, arrived, n_threads, give_way = k.args(
+        "table", "n_lines", "counters", "arrived", "n_threads", "give_way")
+    due = k.imm(0)                      # what `arrived` must reach at the next barrier
+    one = k.imm(1)
+    with k.loop(n_lines):
+        kernel, args, n_chunks = (k.load_i64(table, off) for off in (0, 8, 16))
+        chunk = k.fetch_add(counters, one)
+        with k.while_(chunk, "<", n_chunks):
+            k.call(kernel, args, chunk, k.scratch)
+            k.fetch_add(counters, one, to=chunk)
+        barrier = k.load_i64(table, 24)
+        with k.if_(barrier, "!=", 0):
+            due += n_threads
+            k.fetch_add(arrived, one)
+            here, spins = k.load_acquire(arrived), k.imm(0)
+            with k.while_(here, "<", due):
+                k.pause()
+                spins += 1
+                with k.if_(spins, ">", SPINS):
+                    k.call(give_way, args, chunk, k.scratch)
+                k.load_acquire(arrived, to=here)
+        if clock:
+            function, first = clock
+            stamp = counters + STAMP_OFF
+            k.call(k.imm(function), stamp if first is None else k.imm(first), stamp, k.scratch)
+        table += LINE_BYTES
+        counters += COUNTER_BYTES
+
+
+class Memory:
+    """Zeroed memory outside of Python's heap; the system commits it as it is written.
+
+    address: of its first byte, on a page border   n_bytes: its size
+    """
+
+    def __init__(self, n_bytes):
+        self.n_bytes = max(n_bytes, mmap.PAGESIZE)
+        self._map = mmap.mmap(-1, self.n_bytes)
+        self.address = ctypes.addressof((ctypes.c_char * 0).from_buffer(self._map))
+
+
+class Team:
+    """The threads that run programs: the caller's and n_threads - 1 of our own.
+
+    run: the native `emit_run`   The workers sleep on a lock between programs; they are daemons,
+    so that a process ends without asking them.
+    """
+
+    def __init__(self, run, n_threads):
+        self.run_kernel, self.n_threads = run, n_threads
+        self.scratch = [Memory(SCRATCH_BYTES) for _ in range(n_threads)]
+        self.args = 0
+        self.go = [threading.Semaphore(0) for _ in range(n_threads - 1)]
+        self.done = threading.Semaphore(0)
+        for i in range(n_threads - 1):
+            threading.Thread(target=self._work, args=(i,), daemon=True).start()
+
+    def _work(self, i):
+        scratch = self.scratch[i + 1].address
+        while True:
+            self.go[i].acquire()
+            self.run_kernel(self.args, 0, scratch)
+            self.done.release()
+
+    def run_alone(self, program):
+        """Run a program on the calling thread; it must have been finished for one."""
+        program.clear()
+        self.run_kernel(program.args.buffer_info()[0], 0, self.scratch[0].address)
+
+    def run(self, program):
+        """Run a program, finished for n_threads, on all threads."""
+        program.clear()
+        args = program.args.buffer_info()[0]
+        self.args = args
+        for go in self.go:
+            go.release()
+        self.run_kernel(args, 0, self.scratch[0].address)
+        for _ in self.go:
+            self.done.acquire()
+
+
+class Buffer:
+    """An activation of a recorded program: f32 (n_rows, n) in the arena.
+
+    address: of the first row   quantized: the Buffer of its int8 form, once there is one
+    act: "silu" or "gelu" when only promised: the next `mul` computes both in one pass
+    Python frees a Buffer when the forward pass drops it, and its place serves the next one.
+    """
+
+    def __init__(self, program, n_rows, n, n_bytes):
+        self.program, self.n_rows, self.n, self.n_bytes = program, n_rows, n, n_bytes
+        self.address = program.place(n_bytes)
+        self.quantized = self.act = None
+
+    row_bytes = property(lambda self: 4 * self.n)
+    span = property(lambda self: (self.address, self.address + self.n_bytes))
+
+    def __del__(self):
+        self.program.free(self.address, self.n_bytes)
+
+
+def _overlap(xs, ys):
+    """Return whether any of the runs xs of memory shares a byte with any of ys."""
+    return any(a < d and c < b for a, b in xs for c, d in ys)
+
+
+class Program:
+    """A recorded forward pass for one number of rows.
+
+    arena: Memory for the activations; when it is too small, recording goes on for the sake of
+    `peak_bytes`, and is then done again in a larger one.
+    calls: what each line is, (emit, parameters, fields, n_chunks), until the record is kept
+    """
+
+    def __init__(self, arena):
+        self.arena, self.lines, self.keep, self.calls = arena, [], [], []
+        self.holes, self.end, self.peak_bytes = [], 0, 0
+        self.reads, self.writes = [], []            # (address, end) touched since the last barrier
+
+    def place(self, n_bytes):
+        """Return the address of n_bytes of the arena, on a 64-byte border."""
+        n_bytes = -(-n_bytes // 64) * 64
+        for i, (off, size) in enumerate(self.holes):
+            if size >= n_bytes:
+                self.holes[i:i + 1] = [(off + n_bytes, size - n_bytes)] if size > n_bytes else []
+                return self.arena.address + off
+        off, self.end = self.end, self.end + n_bytes
+        self.peak_bytes = max(self.peak_bytes, self.end)
+        return self.arena.address + off
+
+    def free(self, address, n_bytes):
+        """Give back a place; neighbouring holes grow together."""
+        self.holes.append((address - self.arena.address, -(-n_bytes // 64) * 64))
+        self.holes.sort()
+        merged = []
+        for off, size in self.holes:
+            if merged and merged[-1][0] + merged[-1][1] == off:
+                merged[-1] = merged[-1][0], merged[-1][1] + size
+            else:
+                merged.append((off, size))
+        self.holes = merged
+
+    def line(self, kernel, n_chunks, reads, writes, args):
+        """Append a call.  reads, writes: (address, end) of the memory it touches.
+
+        A call that reads what an earlier one writes, or writes what an earlier one touches,
+        must wait for it: then the line before gets a barrier.
+        """
+        if _overlap(reads, self.writes) or _overlap(writes, self.reads + self.writes):
+            self.lines[-1][3] = 1
+            self.reads, self.writes = [], []
+        self.reads += reads
+        self.writes += writes
+        self.keep.append(args)
+        self.lines.append([kernel, args.buffer_info()[0], n_chunks, 0])
+
+    def finish(self, n_threads, give_way):
+        """Turn the lines into the table that emit_run walks."""
+        n = len(self.lines)
+        self.table = array("q", itertools.chain.from_iterable(self.lines))
+        self.counters = Memory((n + 1) * COUNTER_BYTES)
+        self.counter_bytes = (n + 1) * COUNTER_BYTES
+        self.args = array("q", (self.table.buffer_info()[0], n, self.counters.address,
+                                self.counters.address + n * COUNTER_BYTES, n_threads, give_way))
+
+    def clear(self):
+        """Set all counters to zero, as they must be before a run."""
+        ctypes.memset(self.counters.address, 0, self.counter_bytes)
+
+
+class Logits(array):
+    """One row of logits; best: the index of its largest, which the machine code has found."""
+
+    __slots__ = ("best",)
+
+
+class Span:
+    """A run of memory that recorded calls read or write: what a barrier is decided by."""
+
+    def __init__(self, address, n_bytes):
+        self.span = address, address + n_bytes
+
+
+class Index(NamedTuple):
+    """Where the numbers of n_rows rows will lie when a program runs: i32."""
+    address: int
+    n_rows: int
+
+
+class Recorded(NamedTuple):
+    """What stands for a Batch while its program is recorded: addresses, filled in before a run."""
+    tokens: Index
+    positions: Index
+    wanted: Index
+    tables: int                         # i64, a row each: address of its sequence's page table
+    cache: object
+
+
+class Promise(NamedTuple):
+    """An activation function not yet recorded: a product that follows is taken in with it."""
+    x: Buffer
+    alone: object                       # emit function of the activation alone
+    fused: object                       # and of the activation times another operand
+
+
+class NativeFault(Exception):
+    """Machine code cannot run here, or does not do what it should; the message says why."""
+
+
+CHUNK_BYTES = 64 << 10                  # of weights: much against taking a chunk, little against a core's share
+PANEL_ROWS = 32                         # weight rows of a chunk where many activations meet them
+SLICE = 4096                            # elements of a chunk of an element-wise operation
+ATTENTION_ROWS = 8                      # neighbouring rows that share the loading of keys
+SCRATCH_BYTES = 8 << 20                 # of each thread; committed as it is written
+KEPT_PROGRAMS = 8
+
+
+def f32_bits(x):
+    """Return the bits of a float32 as a signed integer, the form in which kernels take numbers."""
+    return struct.unpack("<i", struct.pack("<f", x))[0]
+
+
+def address_of(buf):
+    """Return the address of a writable buffer's first byte."""
+    return ctypes.addressof((ctypes.c_char * 0).from_buffer(buf))
+
+
+# Before a kernel is trusted on a machine it has to agree with chapter 4 on a small random input,
+# once for each kind.  Only the kernels that a trial can reach through the operation surface on
+# rows of numbers are tried by themselves; quantize runs inside every trial of a matrix.
+
+def _check_key(emit, parameters):
+    """Return what makes two kernels alike enough to be tried once: width and lanes do not count."""
+    return (emit,) + tuple(p for p in parameters if isinstance(p, (str, Format)))
+
+
+def _trial_tensor(fmt, n_out, n_in, rng):
+    """Return a Tensor of random blocks whose scales are finite: no byte with the bits of infinity."""
+    finite = bytes(b if b & 0x7C != 0x7C else b ^ 0x40 for b in range(256))
+    data = rng.getrandbits(8 * fmt.n_bytes(n_out * n_in)).to_bytes(fmt.n_bytes(n_out * n_in), "little")
+    if fmt.name == "F32":                 # its third byte counts too: take numbers
+        return Tensor("trial", fmt, (n_out, n_in),
+                      array("f", [rng.uniform(-1, 1) for _ in range(n_out * n_in)]).tobytes())
+    return Tensor("trial", fmt, (n_out, n_in), data.translate(finite))
+
+
+def _trial(emit, parameters):
+    """Return (function of (ops, inputs), inputs) that uses a kernel, or None.
+
+    An input is rows of numbers, or row numbers (ints).
+    """
+    rng = random.Random(1)
+
+    def rows(n_rows, n):
+        return [array("f", [rng.uniform(-2, 2) for _ in range(n)]) for _ in range(n_rows)]
+
+    x, y, (w, b), fixed = rows(3, 37), rows(3, 37), rows(2, 37), parameters
+    if emit in (emit_matvec, emit_matmul, emit_matmul_float):
+        matrix = _trial_tensor(fixed[0], (fixed[2:] or (8,))[0], fixed[1], rng)
+        x = rows(1 if emit is emit_matvec else 3, fixed[1])
+        return (lambda ops, x: ops.matmul(matrix, x)), [x]
+    if emit is emit_embed:
+        matrix = _trial_tensor(fixed[0], 5, fixed[1], rng)
+        return (lambda ops, index: ops.embed(matrix, index)), [[4, 0, 3]]
+    return {
+        emit_add: ((lambda ops, x, y: ops.add(x, y)), [x, y]),
+        emit_mul: ((lambda ops, x, y: ops.mul(x, y)), [x, y]),
+        emit_scale: ((lambda ops, x: ops.mul(x, 0.375)), [x]),
+        emit_silu: ((lambda ops, x: ops.silu(x)), [x]),
+        emit_gelu: ((lambda ops, x: ops.gelu(x)), [x]),
+        emit_silu_mul: ((lambda ops, x, y: ops.mul(ops.silu(x), y)), [x, y]),
+        emit_gelu_mul: ((lambda ops, x, y: ops.mul(ops.gelu(x), y)), [x, y]),
+        emit_softcap: ((lambda ops, x: ops.softcap(x, 3.0)), [x]),
+        emit_rms_norm: ((lambda ops, x: ops.rms_norm(x, w, f32(1e-5))), [x]),
+        emit_layer_norm: ((lambda ops, x: ops.layer_norm(x, w, b, f32(1e-5))), [x]),
+        emit_rows: ((lambda ops, x, index: ops.rows(x, index)), [x, [2, 0]]),
+    }.get(emit)
+
+
+class Native:
+    """The operation surface as a recorder of programs.
+
+    Each method appends lines and returns the Buffer that they will fill.
+    """
+
+    name, prefill_rows = "native", 256
+
+    def __init__(self, isa, n_threads):
+        self.isa, self.n_threads = isa, n_threads
+        self.kernels, self.owned, self.tables = {}, {}, {}
+        self.unchecked, self.checked = {}, set()
+        self.arena, self.inputs, self.n_inputs, self.programs = Memory(0), None, 0, {}
+        self.team = Team(KERNEL_FUNCTION(self.kernel(emit_run)[0]), n_threads)
+
+    def kernel(self, emit, *parameters):
+        """Return (address, Builder) of a kernel, encoded on first use.  Raises NativeFault."""
+        key = emit, parameters
+        if key not in self.kernels:
+            k = build(emit, *parameters)
+            code, reason = compile_kernels([k], self.isa)
+            if code is None:
+                raise NativeFault(reason)
+            self.kernels[key] = code.addresses[0], k
+        return self.kernels[key]
+
+    # Recording
+
+    def line(self, n_chunks, reads, writes, emit, *parameters, **fields):
+        """Append a call of a kernel to the program being recorded."""
+        if n_chunks:
+            self.unchecked.setdefault(_check_key(emit, parameters), (emit, parameters))
+            address, k = self.kernel(emit, *parameters)
+            self.program.line(address, n_chunks, [b.span for b in reads],
+                              [b.span for b in writes], k.args_array(**fields))
+            self.program.calls.append((emit, parameters, fields, n_chunks))
+
+    def buffer(self, n_rows, n):
+        return Buffer(self.program, n_rows, n, 4 * n_rows * n)
+
+    def vector(self, values):
+        """Return the address of a weight vector, array('f'), which is kept."""
+        self.owned[id(values)] = values
+        return values.buffer_info()[0]
+
+    def matrix(self, w):
+        """Return w itself, or, where its rows do not lie one after another, a copy that does."""
+        if w.contiguous:
+            return w
+        if id(w) not in self.owned:
+            self.owned[id(w)] = w, Tensor(w.name, FORMATS["F32"], w.shape, w.floats().tobytes())
+        return self.owned[id(w)][1]
+
+    def chunk_rows(self, w, n_rows):
+        """Return how many rows of a weight make a chunk: a multiple of 8, some chunks a thread."""
+        n_out = w.shape[0]
+        share = n_out if self.n_threads == 1 else n_out // (4 * self.n_threads)
+        limit = PANEL_ROWS if n_rows > 1 else CHUNK_BYTES // w.row_bytes
+        return max(8, min(share, limit) + 7 & ~7)
+
+    def elementwise(self, emit, x, *more, c=None):
+        """Record an operation on elements, cut in slices; more: further inputs."""
+        out = self.buffer(x.n_rows, x.n)
+        slice = min(SLICE, -(-x.n // 8) * 8)
+        slices = -(-x.n // slice)
+        fields = dict(x=x.address, x_row_bytes=x.row_bytes, out=out.address,
+                      out_row_bytes=out.row_bytes, n=x.n, slice=slice, slices=slices)
+        reads = [x]
+        for y in more:
+            if isinstance(y, Buffer):
+                fields.update(y=y.address, y_row_bytes=y.row_bytes)
+                reads.append(y)
+            else:                       # one row, added to each
+                fields.update(y=self.vector(y), y_row_bytes=0)
+        if c is not None:
+            fields["c_bits"] = f32_bits(c)
+        self.line(x.n_rows * slices, reads, [out], emit, **fields)
+        return out
+
+    # The operation surface
+
+    def embed(self, w, index):
+        """Record out[r] = row index[r] of w; index: Index."""
+        w = self.matrix(w)
+        out = self.buffer(index.n_rows, w.shape[1])
+        self.line(out.n_rows, [], [out], emit_embed, w.format, w.shape[1],
+                  tokens=index.address, w=w.address(), y=out.address, y_stride=out.row_bytes)
+        return out
+
+    def matmul(self, w, x):
+        w, x = self.matrix(w), self.done(x)
+        n_out, n_in = w.shape
+        out = self.buffer(x.n_rows, n_out)
+        chunk_rows = self.chunk_rows(w, x.n_rows)
+        fields = dict(w=w.address(), y=out.address, n_out=n_out, chunk_rows=chunk_rows,
+                      n_rows=x.n_rows, y_stride=out.row_bytes)
+        n_chunks = -(-n_out // chunk_rows) if x.n_rows else 0
+        if w.format.sub_len is None:
+            self.line(n_chunks, [x], [out], emit_matmul_float, w.format, n_in,
+                      x=x.address, **fields)
+            return out
+        if x.quantized is None:         # once for all matrices that this activation meets
+            n_blocks = n_in // ACT_BLOCK
+            x.quantized = Buffer(self.program, x.n_rows, n_in, ACT_RECORD * n_blocks * x.n_rows)
+            self.line(x.n_rows, [x], [x.quantized], emit_quantize, x=x.address,
+                      xq=x.quantized.address, n_blocks=n_blocks, n_rows=x.n_rows)
+        emit = emit_matvec if x.n_rows == 1 else emit_matmul
+        self.line(n_chunks, [x.quantized], [out], emit, w.format, n_in, min(8, n_out),
+                  x=x.quantized.address, **fields)
+        return out
+
+    def add(self, x, y):
+        return self.elementwise(emit_add, self.done(x), self.done(y))
+
+    def mul(self, x, y):
+        if isinstance(y, float):
+            return self.elementwise(emit_scale, self.done(x), c=y)
+        if isinstance(x, Promise):      # the activation and the product in one pass
+            return self.elementwise(x.fused, x.x, self.done(y))
+        return self.elementwise(emit_mul, x, self.done(y))
+
+    def silu(self, x):
+        return Promise(self.done(x), emit_silu, emit_silu_mul)
+
+    def gelu(self, x):
+        return Promise(self.done(x), emit_gelu, emit_gelu_mul)
+
+    def done(self, x):
+        """Return x as a Buffer (or a row); what was only promised is recorded now."""
+        return self.elementwise(x.alone, x.x) if isinstance(x, Promise) else x
+
+    def softcap(self, x, cap):
+        return self.elementwise(emit_softcap, x, c=cap)
+
+    def rms_norm(self, x, w, eps):
+        out = self.buffer(x.n_rows, x.n)
+        self.line(x.n_rows, [x], [out], emit_rms_norm, x=x.address, x_row_bytes=x.row_bytes,
+                  out=out.address, out_row_bytes=out.row_bytes, w=self.vector(w), n=len(w),
+                  runs=x.n // len(w), eps_bits=f32_bits(eps))
+        return out
+
+    def layer_norm(self, x, w, b, eps):
+        out = self.buffer(x.n_rows, x.n)
+        self.line(x.n_rows, [x], [out], emit_layer_norm, x=x.address, x_row_bytes=x.row_bytes,
+                  out=out.address, out_row_bytes=out.row_bytes, w=self.vector(w),
+                  b=0 if b is None else self.vector(b), n=x.n, eps_bits=f32_bits(eps))
+        return out
+
+    def rows(self, x, index):
+        out = self.buffer(index.n_rows, x.n)
+        self.line(out.n_rows, [x], [out], emit_rows, x=x.address, x_row_bytes=x.row_bytes,
+                  index=index.address, out=out.address, out_row_bytes=out.row_bytes, n=x.n)
+        return out
+
+    def rope(self, x, positions, table, head_dim):
+        out = self.buffer(x.n_rows, x.n)
+        cos, sin = self.table_memory(table)
+        self.line(x.n_rows, [x], [out], emit_rope, table.pairing, x=x.address,
+                  x_row_bytes=x.row_bytes, out=out.address, out_row_bytes=out.row_bytes,
+                  positions=positions.address, cos=cos.address, sin=sin.address,
+                  n_heads=x.n // head_dim, head_dim=head_dim, n_rot=table.n_rot)
+        return out
+
+    def attention(self, q, k, v, batch, layer, spec):
+        pool, out = batch.cache, self.buffer(q.n_rows, q.n)
+        pages = Span(self.pool_address + pool.layer_offs[layer], 1)     # stands for all of them
+        common = dict(tables=batch.tables, positions=batch.positions.address,
+                      arena=self.pool_address, page_bytes=pool.page_bytes,
+                      layer_off=pool.layer_offs[layer], page_size=pool.page_size,
+                      n_kv_heads=spec.n_kv_heads)
+        self.line(q.n_rows, [k, v], [pages], emit_kv_store, pool.kv_type,
+                  spec.head_dim, k=k.address, k_row_bytes=k.row_bytes, v=v.address,
+                  v_row_bytes=v.row_bytes, **common)
+        group = spec.n_heads // spec.n_kv_heads
+        heads = max(h for h in (1, 2, 3, 4) if group % h == 0)
+        rows = 1 if q.n_rows < ATTENTION_ROWS else ATTENTION_ROWS
+        assert rows * heads <= ATTENTION_PAIRS, "what a unit of attention keeps"
+        self.line(-(-q.n_rows // rows) * (spec.n_heads // heads), [q, pages],
+                  [out], emit_attention, pool.kv_type, spec.head_dim, bool(spec.cap),
+                  q=q.address, q_row_bytes=q.row_bytes, out=out.address,
+                  out_row_bytes=out.row_bytes, n_heads=spec.n_heads,
+                  scale_bits=f32_bits(spec.scale), window=spec.window,
+                  cap_bits=f32_bits(spec.cap),
+                  sinks=0 if spec.sinks is None else self.vector(spec.sinks),
+                  n_rows=q.n_rows, rows=rows, heads=heads, **common)
+        return out
+
+    def argmax(self, x):
+        """Record, for each row, where its largest value is, and whether all are finite."""
+        out = Buffer(self.program, x.n_rows, 4, 16 * x.n_rows)
+        self.line(x.n_rows, [x], [out], emit_argmax, x=x.address, x_row_bytes=x.row_bytes, n=x.n,
+                  out=out.address)
+        return out
+
+    # Running
+
+    def run(self, forward, model, batch):
+        """Return the logits of the wanted rows: record the forward pass, or use the record."""
+        key = len(batch.tokens), len(batch.wanted), id(batch.cache)
+        program = self.programs.get(key)
+        if program is None:
+            program = self.record(forward, model, batch)
+            program.calls = None
+            if len(self.programs) == KEPT_PROGRAMS:
+                del self.programs[next(iter(self.programs))]
+            self.programs[key] = program
+        self.fill(batch)
+        self.team.run(program)
+        return self.logits(program)
+
+    def timed_run(self, forward, model, batch):
+        """Return (logits, [(emit, parameters, fields, n_chunks, seconds)]): a run line by line.
+
+        Every line gets a barrier, and the threads note the time after each.
+        """
+        program = self.record(forward, model, batch)
+        program.lines = [[0, 0, 0, 1]] + [line[:3] + [1] for line in program.lines]
+        program.finish(self.n_threads, system_yield())
+        untimed = self.team.run_kernel
+        self.team.run_kernel = KERNEL_FUNCTION(self.kernel(emit_run, system_clock())[0])
+        try:
+            self.fill(batch)
+            self.team.run(program)
+        finally:
+            self.team.run_kernel = untimed
+        stamps = [system_time(program.counters.address + COUNTER_BYTES * i + STAMP_OFF)
+                  for i in range(len(program.lines))]
+        return self.logits(program), [
+            (*call, after - before) for call, before, after in zip(program.calls, stamps, stamps[1:])]
+
+    def record(self, forward, model, batch):
+        """Return the Program of a forward pass over so many rows."""
+        n_rows, n_wanted = len(batch.tokens), len(batch.wanted)
+        if n_rows > self.n_inputs:      # earlier programs hold the address of the smaller ones
+            self.n_inputs = max(n_rows, self.prefill_rows)
+            self.inputs = Memory(20 * self.n_inputs)
+            self.programs.clear()
+        at = self.inputs.address
+        recorded = Recorded(Index(at + 8 * self.n_inputs, n_rows),
+                            Index(at + 12 * self.n_inputs, n_rows),
+                            Index(at + 16 * self.n_inputs, n_wanted), at, batch.cache)
+        self.pool_address, self.n_positions = address_of(batch.cache.arena), model.ctx_size
+        while True:
+            self.program = program = Program(self.arena)
+            result = forward(model, self, recorded)
+            best = self.argmax(result)
+            if program.peak_bytes <= self.arena.n_bytes:
+                break
+            self.programs.clear()       # they hold addresses in the arena that now goes
+            self.arena = Memory(program.peak_bytes)
+            del result, best, program
+        program.finish(self.n_threads, system_yield())
+        program.output = result.address, best.address, n_wanted, result.n
+        program.cache = batch.cache     # keeps the id in the key its own
+        self.program = None
+        for key in set(self.unchecked) - self.checked:
+            self.check(*self.unchecked[key])
+            self.checked.add(key)
+        return program
+
+    def check(self, emit, parameters):
+        """Compare a kernel with the reference on a small random input.  Raises NativeFault."""
+        trial = _trial(emit, parameters)
+        if trial:
+            operation, inputs = trial
+            expected = operation(Reference(), *inputs)
+            if self.compute(operation, inputs) != [row.tobytes() for row in expected]:
+                raise NativeFault(f"the {self.isa} code of {emit.__name__[5:]}{parameters} does "
+                                  "not compute on this machine what it should")
+
+    def compute(self, operation, inputs):
+        """Return the rows, as bytes, of operation(self, *inputs), recorded and run by itself."""
+        recording, self.program = self.program, Program(Memory(1 << 22))
+        try:
+            places = []
+            for x in inputs:
+                is_rows = isinstance(x[0], array)
+                data = b"".join([row.tobytes() for row in x]) if is_rows else array("i", x).tobytes()
+                place = self.buffer(len(x), len(x[0]) if is_rows else 1)
+                ctypes.memmove(place.address, data, len(data))
+                places.append(place if is_rows else Index(place.address, len(x)))
+            out = self.done(operation(self, *places))
+            self.program.finish(1, 0)
+            self.team.run_alone(self.program)
+            return [ctypes.string_at(out.address + r * out.row_bytes, out.row_bytes)
+                    for r in range(out.n_rows)]
+        finally:
+            self.program = recording
+
+    def fill(self, batch):
+        """Write what a batch holds to where the programs look for it."""
+        at = self.inputs.address
+        for off, kind, values in (
+                (0, "q", [seq.table.buffer_info()[0] for seq in batch.sequences]),
+                (8, "i", batch.tokens), (12, "i", batch.positions), (16, "i", batch.wanted)):
+            data = array(kind, values)
+            ctypes.memmove(at + off * self.n_inputs, data.buffer_info()[0],
+                           len(data) * data.itemsize)
+        last = max(batch.positions)
+        for table, cos, sin, filled in self.tables.values():
+            if last >= filled[0]:
+                table.rows(last)
+                done = 4 * len(table.freqs) * filled[0]
+                for memory, values in ((cos, table.cos), (sin, table.sin)):
+                    ctypes.memmove(memory.address + done, values.buffer_info()[0] + done,
+                                   4 * len(values) - done)
+                filled[0] = len(table.cos) // len(table.freqs)
+
+    def table_memory(self, table):
+        """Return the Memory of a RopeTable's cosines and of its sines, at fixed addresses."""
+        if id(table) not in self.tables:
+            n_bytes = 4 * self.n_positions * len(table.freqs)
+            self.tables[id(table)] = table, Memory(n_bytes), Memory(n_bytes), [0]
+        return self.tables[id(table)][1:3]
+
+    def largest(self, logits, k):
+        """As `largest` of chapter 8, for a long row: only what reaches a threshold is sorted."""
+        n = len(logits)
+        if k >= n // 8 or n < 4096 or not isinstance(logits, Logits):
+            return largest(logits, k)
+        top, depth, count = logits[logits.best], 2.0, array("q", (0,))
+        address, builder = self.kernel(emit_compact)
+        while True:
+            threshold, values, indices = array("f", (top - depth,)), Memory(4 * n), Memory(4 * n)
+            args = builder.args_array(
+                x=logits.buffer_info()[0], x_row_bytes=0, n=n, capacity=n,
+                threshold=threshold.buffer_info()[0], values=values.address,
+                indices=indices.address, counts=count.buffer_info()[0])
+            KERNEL_FUNCTION(address)(args.buffer_info()[0], 0, 0)
+            if count[0] >= k:
+                found = zip(array("f", ctypes.string_at(values.address, 4 * count[0])),
+                            array("i", ctypes.string_at(indices.address, 4 * count[0])))
+                return [i for _, i in sorted(found, key=lambda c: (-c[0], c[1]))[:k]]
+            depth *= 2
+
+    def logits(self, program):
+        """Return a copy of the logits that a program left, a row each."""
+        address, best_address, n_rows, n = program.output
+        best, out = array("i", ctypes.string_at(best_address, 16 * n_rows)), []
+        for r in range(n_rows):
+            row = Logits("f", ctypes.string_at(address + 4 * n * r, 4 * n))
+            row.best, not_finite = best[4 * r], best[4 * r + 2]
+            if not_finite:
+                raise KshipraError(NOT_FINITE)
+            out.append(row)
+        return out
+
+
+def native_refusal():
+    """Return why machine code cannot be used here, or None."""
+    return choose_isa(os.environ)[1]
+
+
+def warn_plain(reason):
+    """Say, in one line, that plain Python computes, and why."""
+    print(f"kshipra: computing in plain Python, which is slow: {reason}", file=sys.stderr)
+
+
+def usable_cores():
+    """Return how many physical cores this process may use: its affinity, its share, no siblings."""
+    if hasattr(os, "sched_getaffinity"):
+        cpus = os.sched_getaffinity(0)
+    else:
+        cpus = range(os.cpu_count() or 1)
+    cores = set()
+    for cpu in cpus:
+        try:                            # "0,4" or "0-1": the threads that share a core
+            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as f:
+                cores.add(f.read())
+        except OSError:
+            cores.add(cpu)
+    n = len(cores)
+    try:                                # a container's share of processor time
+        with open("/sys/fs/cgroup/cpu.max") as f:
+            quota, period = f.read().split()
+        if quota != "max":
+            n = min(n, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return n
+
+
+def system_yield():
+    """Return the address of the system's function that lets another thread run."""
+    if sys.platform == "win32":
+        function = ctypes.WinDLL("kernel32").SwitchToThread
+    else:
+        function = ctypes.CDLL(None).sched_yield
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def system_clock():
+    """Return (address, first argument or None) of the system's function that writes the time."""
+    if sys.platform == "win32":
+        return ctypes.cast(ctypes.WinDLL("kernel32").QueryPerformanceCounter, ctypes.c_void_p).value, None
+    return ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value, time.CLOCK_MONOTONIC
+
+
+def system_time(address):
+    """Return the seconds of the time that the function of system_clock wrote at address."""
+    first, second = struct.unpack("<qq", ctypes.string_at(address, 16))
+    if sys.platform == "win32":
+        frequency = ctypes.c_int64()
+        ctypes.WinDLL("kernel32").QueryPerformanceFrequency(ctypes.byref(frequency))
+        return first / frequency.value
+    return first + second * 1e-9
 
 
 # ---------------------------------------------------------------------------------------
@@ -5012,11 +8262,15 @@ class PagePool:
         return page * self.page_bytes + self.layer_offs[layer] + vector * self.value_bytes
 
     def write(self, layer, seq, pos, k, v):
-        """Store one position's k and v, each (n_kv_heads * head_dim,), rounded to kv_type."""
+        """Store one position's k and v, each (n_kv_heads * head_dim,), rounded to kv_type.
+
+        Raises KshipraError for what is not finite, which f16 would clamp.
+        """
         page, slot = seq.table[pos // self.page_size], pos % self.page_size
         n_kv_heads, head_dim = self.layers[layer]
         n = head_dim * self.value_bytes
         for which, row in enumerate((k, v)):
+            check_finite(row)
             data = f32_to_f16(row) if self.kv_type == "f16" else row.tobytes()
             for head in range(n_kv_heads):
                 at = self.offset(layer, page, which, head, slot)
@@ -5281,7 +8535,7 @@ class Hparams:
         """Raise the error that a hyperparameter's value deserves."""
         gguf_key, config_keys = KEYS[name]
         key = f"{self.arch_name}.{gguf_key}" if self.is_gguf else config_keys[0]
-        raise KshipraError(f"{key} ({name}) is {value!r}: {why}; the file is damaged or of a kind "
+        raise KshipraError(f"{key} ({name}) is {_quote(value)}: {why}; the file is damaged or of a kind "
                            "that is not supported", self.path)
 
     def integer(self, name, default=None):
@@ -5744,14 +8998,17 @@ class Engine:
         try:
             for token, pos, seq in rows:
                 self._append(token, pos, seq)
-            logits = self.ops.run(forward, self, Batch(rows, list(wanted), self.cache))
-            for row in logits:
-                check_finite(row)
+            batch = Batch(rows, list(wanted), self.cache)
+            try:
+                return self.ops.run(forward, self, batch)
+            except NativeFault as fault:
+                warn_plain(fault)
+                self.ops = Reference()
+                return self.ops.run(forward, self, batch)
         except BaseException:           # leave each sequence as it was
             for seq, length in lengths.values():
                 seq.truncate(length)
             raise
-        return logits
 
     def _append(self, token, pos, seq):
         """Check one row and make room for it in its sequence."""
@@ -6024,12 +9281,330 @@ class Generation:
 
 
 # ---------------------------------------------------------------------------------------
+# 11. Tools
+#
+# Where does the time go, and why there?  A profile runs the model on operations that call
+# the real ones and note of each call its seconds, the bytes it cannot avoid to move and the
+# arithmetic it cannot avoid to do.  The limits of the machine are measured by emitted loops
+# that only read, or only compute.  An operation that does little for each byte waits for
+# memory, one that does much for the arithmetic units: bytes / read speed and operations /
+# compute speed are two times, and no kernel can beat the longer one.
+#
+# Source: Williams, Waterman and Patterson (2009), "Roofline", Communications of the ACM 52.
+
+class Profile:
+    """The operations of another backend, each call timed.
+
+    lines: {operation: [calls, seconds, bytes, operations]}
+    """
+
+    OPERATIONS = ("embed", "matmul", "add", "mul", "rms_norm", "layer_norm", "rope", "silu", "gelu",
+                  "attention", "softcap")
+
+    def __init__(self, ops):
+        self.ops, self.lines = ops, {}
+
+    def __getattr__(self, name):        # only asked for what is not here: the backend's own
+        found = getattr(self.ops, name)
+        if name not in self.OPERATIONS:
+            return found
+
+        def timed(*args):
+            begun = time.perf_counter()
+            out = found(*args)
+            self.note(call_cost(name, args, out), time.perf_counter() - begun)
+            return out
+
+        return timed
+
+    def note(self, cost, seconds):
+        """Add one call.   cost: (operation, bytes, operations)"""
+        line = self.lines.setdefault(cost[0], [0, 0.0, 0, 0])
+        for i, value in enumerate((1, seconds, *cost[1:])):
+            line[i] += value
+
+    def run(self, forward, model, batch):
+        """Run a forward pass, timed: call by call, or line by line of a recorded program."""
+        if not hasattr(self.ops, "timed_run"):
+            return forward(model, self, batch)
+        logits, calls = self.ops.timed_run(forward, model, batch)
+        for *call, seconds in calls:
+            self.note(line_cost(batch, *call), seconds)
+        return logits
+
+
+# What a call must move and compute.  A matrix counts its weights once, an activation 4 bytes
+# a number; attention reads each position that its rows see once for all rows of a sequence.
+
+OPERATIONS_EACH = {     # of a result; a polynomial's steps count one by one
+    "rms_norm": 4, "layer_norm": 7, "rope": 3, "quantize": 3, "silu": 20, "gelu": 26, "softcap": 26,
+    "silu_mul": 21, "gelu_mul": 27}
+
+
+def matrix_cost(format, n_out, n_in, n_rows):
+    return (f"matmul {format.name}", format.n_bytes(n_out * n_in) + 4 * n_rows * (n_in + n_out),
+            2 * n_out * n_in * n_rows)
+
+
+def attention_cost(batch, window, n_heads, n_kv_heads, head_dim):
+    ends, n_seen = {}, 0
+    for seq, pos in zip(batch.sequences, batch.positions):
+        seen = min(pos + 1, window or pos + 1)
+        ends[id(seq)], n_seen = max(seen, ends.get(id(seq), 0)), n_seen + seen
+    kv_bytes = 2 * n_kv_heads * head_dim * batch.cache.value_bytes
+    return ("attention", sum(ends.values()) * kv_bytes
+            + 8 * len(batch.positions) * n_heads * head_dim, 4 * n_seen * n_heads * head_dim)
+
+
+def call_cost(name, args, out):
+    """Return (operation, bytes, operations) of a call of the reference."""
+    n_out = sum(map(len, out))
+    if name == "matmul":
+        return matrix_cost(args[0].format, *args[0].shape, len(out))
+    if name == "embed":
+        return name, len(out) * args[0].row_bytes + 4 * n_out, n_out
+    if name == "attention":
+        batch, spec = args[3], args[5]
+        return attention_cost(batch, spec.window, spec.n_heads, spec.n_kv_heads, spec.head_dim)
+    n_in = sum(len(row) for x in args[:2] if isinstance(x, list) for row in x
+               if isinstance(row, array))
+    return name, 4 * (n_in + n_out), OPERATIONS_EACH.get(name, 1) * n_out
+
+
+def line_cost(batch, emit, parameters, fields, n_chunks):
+    """Return (operation, bytes, operations) of a line of a program."""
+    name = emit.__name__[len("emit_"):]
+    if name in ("matvec", "matmul", "matmul_float"):
+        return matrix_cost(parameters[0], fields["n_out"], parameters[1], fields["n_rows"])
+    if name == "attention":
+        return attention_cost(batch, fields["window"], fields["n_heads"], fields["n_kv_heads"],
+                              parameters[1])
+    if name == "kv_store":
+        n = 2 * n_chunks * fields["n_kv_heads"] * parameters[1]
+        return name, n * (4 + batch.cache.value_bytes), n
+    if name == "embed":
+        n = n_chunks * parameters[1]
+        return name, parameters[0].n_bytes(n) + 4 * n, n
+    n = n_chunks // fields.get("slices", 1) * (
+        fields["n_blocks"] * ACT_BLOCK if name == "quantize"
+        else fields["n_heads"] * fields["head_dim"] if name == "rope"
+        else fields["n"] * fields.get("runs", 1))
+    n_arrays = {"quantize": 1.25, "argmax": 1}.get(name, 3 if fields.get("y_row_bytes") else 2)
+    return name, int(4 * n * n_arrays), OPERATIONS_EACH.get(name, 1) * n
+
+
+def profile(model, prompt, n):
+    """Run a prompt and n tokens after it, greedily, on timed operations.
+
+    prompt: token ids   -> {"prefill" and "decode": [a dict for each operation]}
+    """
+    found, seq, ops, choose = {}, Sequence(model.cache), model.ops, Sampler(temperature=0)
+    try:
+        for phase in ("prefill", "decode"):
+            model.ops = Profile(ops)
+            if phase == "prefill":
+                logits = prefill(model, seq, prompt)
+            else:
+                for _ in range(n):
+                    token = choose(logits, seq.tokens)
+                    logits = model.step([(token, len(seq.tokens), seq)])[0]
+            found[phase] = [
+                dict(zip(("operation", "calls", "seconds", "bytes", "operations"), (name, *line)))
+                for name, line in model.ops.lines.items()]
+    finally:
+        model.ops = ops
+        seq.truncate(0)
+    return found
+
+
+# The loops that find the limits: each does one thing, on eight independent registers, so
+# that no instruction waits for the one before.
+
+def emit_read_only(k):
+    """Read n times 256 bytes from `data`, and no more than look at them."""
+    data, n, out = k.args("data", "n", "out")
+    seen = [k.zero_i32x8() for _ in range(4)]
+    with k.loop(n):
+        k.prefetch(data, 4096)
+        k.prefetch(data, 4096 + 64)
+        k.prefetch(data, 4096 + 128)
+        k.prefetch(data, 4096 + 192)
+        for i in range(8):
+            seen[i % 4] |= k.load_i32x8(data, 32 * i)
+        k.advance(data=256)
+    k.store_i32x8(out, (seen[0] | seen[1]) | (seen[2] | seen[3]))
+
+
+def emit_dot_only(k):
+    """Do n times eight dot products of 32 int8 numbers, 512 operations, on registers."""
+    n, out = k.args("n", "out")
+    x, y = k.const_i8x32(3), k.const_i8x32(-5)
+    sums = [k.zero_i32x8() for _ in range(8)]
+    with k.loop(n):
+        for i in range(8):
+            k.dot4_us(sums[i], x, y, to=sums[i])
+    for total in sums[1:]:
+        sums[0] += total
+    k.store_i32x8(out, sums[0])
+
+
+def emit_multiply_add_only(k):
+    """Do n times eight multiplications and additions of eight floats, 128 operations."""
+    n, out = k.args("n", "out")
+    x = k.const_f32x8(1.0)
+    sums = [k.zero_f32x8() for _ in range(8)]
+    with k.loop(n):
+        for i in range(8):
+            sums[i] += x * x
+    for total in sums[1:]:
+        sums[0] += total
+    k.store_f32x8(out, sums[0])
+
+
+READ_BYTES = 128 << 20                  # read by each thread: more than any cache keeps
+
+
+def ceilings(threads=None):
+    """Measure what this machine can do, or return None where code cannot be generated.
+
+    -> {"read_bytes_s", "int8_ops_s", "f32_ops_s", "threads"}: the best of several tries
+    """
+    isa, _ = choose_isa(os.environ)
+    if isa is None:
+        return None
+    n_threads = threads or usable_cores()
+    kernels = [build(emit) for emit in (emit_read_only, emit_dot_only, emit_multiply_add_only)]
+    code, _ = compile_kernels(kernels, isa)
+    if code is None:
+        return None
+    data = [bytearray(b"\1") * READ_BYTES for _ in range(n_threads)]
+    outs = [bytearray(32) for _ in range(n_threads)]
+
+    def address(buffer):
+        return ctypes.addressof((ctypes.c_char * len(buffer)).from_buffer(buffer))
+
+    def speed(i, fields, amount):
+        """Return amount over the seconds that kernel i takes on all threads, at best."""
+        arrays = [kernels[i].args_array(out=address(out), **fields(t)) for t, out in enumerate(outs)]
+        best = math.inf
+        for _ in range(5):
+            team = [threading.Thread(target=code.function(i), args=(a.buffer_info()[0], 0, 0))
+                    for a in arrays]
+            begun = time.perf_counter()
+            for thread in team:
+                thread.start()
+            for thread in team:
+                thread.join()
+            best = min(best, time.perf_counter() - begun)
+        return n_threads * amount / best
+
+    n_reads, n_rounds = READ_BYTES // 256 - 20, 2_000_000       # what is prefetched lies inside
+    found = {
+        "read_bytes_s": speed(0, lambda t: {"data": address(data[t]), "n": n_reads}, 256 * n_reads),
+        "int8_ops_s": speed(1, lambda t: {"n": n_rounds}, 512 * n_rounds),
+        "f32_ops_s": speed(2, lambda t: {"n": n_rounds}, 128 * n_rounds), "threads": n_threads}
+    code.close()
+    return found
+
+
+def against_ceiling(line, limits):
+    """Return (percent of the best possible speed, which limit it is) for a line of a profile."""
+    peak = limits["int8_ops_s" if line["operation"].startswith("matmul Q") else "f32_ops_s"]
+    move_s, do_s = line["bytes"] / limits["read_bytes_s"], line["operations"] / peak
+    percent = 100 * max(move_s, do_s) / max(line["seconds"], 1e-9)
+    return percent, "memory-bound" if move_s >= do_s else "compute-bound"
+
+
+def short(x, unit=""):
+    """Return a number in three digits or so, as people write it."""
+    if x is None:
+        return "-"
+    if x == 0:
+        return "0" + unit
+    if abs(x) < 1:
+        return f"{x:.3g}{unit}"
+    return f"{x:,.{max(0, 2 - math.floor(math.log10(abs(x))))}f}{unit}"
+
+
+def duration(seconds):
+    """Return seconds in the unit that keeps them short."""
+    for least, factor, unit in ((1, 1, " s"), (1e-3, 1e3, " ms"), (0, 1e6, " us")):
+        if seconds >= least:
+            return short(seconds * factor, unit)
+    return "-"
+
+
+def count(x, unit=""):
+    """Return a large number with a metric prefix."""
+    for least, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if x >= least:
+            return f"{short(x / least)} {prefix}{unit}"
+    return f"{short(x)} {unit}".strip()
+
+
+def aligned(heads, rows):
+    """Return rows of str in aligned columns; a head that begins with "<" is of text, to the left."""
+    left = [head.startswith("<") for head in heads]
+    rows = [[head.lstrip("<") for head in heads]] + rows
+    widths = [max(len(row[i]) for row in rows) for i in range(len(left))]
+    lines = ["  ".join(cell.ljust(w) if to_left else cell.rjust(w)
+                       for cell, w, to_left in zip(row, widths, left)).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * w for w in widths))
+    return "\n".join(lines)
+
+
+def profile_rows(lines, limits):
+    """Return (heads, rows) of the table of one phase of a profile; limits: of `ceilings`, or None."""
+    heads = ["<operation", "calls", "time", "share", "moved", "done", "op/B"]
+    heads += ["of limit", "<limit"] if limits else []
+    total, rows = math.fsum(line["seconds"] for line in lines), []
+    for line in sorted(lines, key=lambda line: -line["seconds"]):
+        row = [line["operation"], str(line["calls"]), duration(line["seconds"]),
+               f"{line['seconds'] / total:.1%}", count(line["bytes"], "B"),
+               count(line["operations"], "op"), short(line["operations"] / max(1, line["bytes"]))]
+        if limits:
+            percent, bound = against_ceiling(line, limits)
+            row += [f"{percent:.0f}%", bound if percent <= 100 else "none: in the cache"]
+        rows.append(row)
+    return heads, rows
+
+
+def limits_text(limits):
+    """Return what `ceilings` found as half a sentence."""
+    return (f"limits measured here on {limits['threads']} threads: reading "
+            f"{count(limits['read_bytes_s'], 'B/s')}, int8 {count(limits['int8_ops_s'], 'op/s')}, "
+            f"float32 {count(limits['f32_ops_s'], 'op/s')}") if limits else \
+        "no limits: they are measured by machine code, which this run does without"
+
+
+def ledger(model, n_rows, n_positions):
+    """Return {name: bytes} of what a model holds for a text of n_positions, n_rows a step.
+
+    weights: mapped, so the system can drop them   unpacked: their copies for plain Python
+    activations: of the widest step, the logits included
+    scores: a chunk of each head, merged before the next; a matrix would be n_heads * S * S
+    """
+    hp, arena = model.hparams, getattr(model.ops, "arena", None)
+    q_dim, kv_dim = hp.n_heads * hp.head_dim, hp.n_kv_heads * hp.head_dim
+    widths = 3 * hp.hidden + 2 * q_dim + 2 * kv_dim + 2 * hp.ffn
+    rows_bytes = 4 * (min(n_rows, model.prefill_rows) * widths + hp.n_vocab)
+    return {
+        "weights": sum(t.n_bytes for t in model.checkpoint.tensors.values()),
+        "unpacked": getattr(model.ops, "prepared_bytes", 0),
+        "KV": model.cache.page_bytes * n_positions // model.cache.page_size,
+        "activations": arena.n_bytes if arena else rows_bytes,
+        "scores": 4 * CHUNK * hp.n_heads,
+    }
+
+
+# ---------------------------------------------------------------------------------------
 # 12. Front doors
 #
 # Two doors lead in: `load`, for programs, and `main`, for the command line.  Nothing here
 # computes; the command line can do nothing that a caller of `load` could not.
 
-DEVICES = ("auto", "python")
+DEVICES = ("auto", "native", "python")
+SMALL_BYTES = 8 << 20                   # weights that one core reads sooner than two agree
 STRATEGIES = {"cached": cached, "baseline": baseline}
 
 
@@ -6138,22 +9713,48 @@ def tokenizer_of(checkpoint):
     return tokenizer_from_hf(checkpoint.path)
 
 
+def choose_backend(device, threads, weight_bytes):
+    """Return the backend for a device: Native where it can be had, unless it is not wanted.
+
+    threads: None for KSHIPRA_THREADS, or all cores where the weights are worth it
+    """
+    if device not in DEVICES:
+        raise KshipraError(f"device {device!r} is unknown; use one of {', '.join(DEVICES)}")
+    threads = os.environ.get("KSHIPRA_THREADS") if threads is None else threads
+    try:
+        threads = None if threads in (None, "") else int(threads)
+    except ValueError:
+        threads = 0
+    if threads is not None and not 1 <= threads <= 256:
+        raise KshipraError("the number of threads must be a whole number from 1 to 256")
+    if device == "python":
+        return Reference()
+    isa, reason = choose_isa(os.environ)
+    if isa is None:
+        if device == "native":
+            raise KshipraError(f"machine code cannot be used: {reason}; use --device python")
+        if os.environ.get("KSHIPRA_ISA") != "python":
+            warn_plain(reason)
+        return Reference()
+    if threads is None:
+        threads = usable_cores() if weight_bytes > SMALL_BYTES else 1
+    return Native(isa, threads)
+
+
 def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", page_size=None):
     """Load a model.
 
     path: GGUF file, safetensors file, Hugging Face directory; None: the model in this file
-    device: "auto" or "python"   threads: 1 or more, None for all that pay
-    ctx_size: positions in the cache; None: the model's own, at most DEFAULT_CTX
-    kv_type: "f32" or "f16"   page_size: positions in a page of the cache; None: one page
+    device: "native" for machine code, "python" for chapter 4, "auto" for the first that works
+    threads: None for all that pay   ctx_size: positions in the cache; None: the model's own, at
+    most DEFAULT_CTX   kv_type: "f32" or "f16"   page_size: positions in a page of the cache;
+    None: one page
     Raises KshipraError for anything wrong with the file or the parameters.
     """
-    if device not in DEVICES:
-        raise KshipraError(f"device {device!r} is unknown; use one of {', '.join(DEVICES)}")
-    if threads is not None and threads < 1:
-        raise KshipraError(f"threads is {threads}; 1 or more are needed")
     checkpoint = open_checkpoint(path)
-    tokenizer = tokenizer_of(checkpoint)
-    return Model(checkpoint, tokenizer, Reference(), ctx_size=ctx_size, kv_type=kv_type,
+    weight_bytes = sum(t.n_bytes for t in checkpoint.tensors.values())
+    ops = choose_backend(device, threads, weight_bytes)
+    return Model(checkpoint, tokenizer_of(checkpoint), ops, ctx_size=ctx_size, kv_type=kv_type,
                  page_size=page_size)
 
 
@@ -6251,6 +9852,8 @@ def build_parser():
         help="end before this text; may be given several times")
     add("--ignore-eos", action="store_true", help="go on after an end token")
     add("--info", action="store_true", help="print metadata, tensors and a memory plan")
+    add("--profile", action="store_true",
+        help="print where the time and the memory of --prompt and --max-tokens go")
     add("--json", action="store_true", help="print one JSON object instead of text")
     return parser
 
@@ -6311,6 +9914,26 @@ def run_prompt(args):
     return status
 
 
+def run_profile(args):
+    """Print where the time and the memory of --prompt and its continuation go."""
+    page_size = 64 if args.paged_cache and args.page_size is None else args.page_size
+    model = load(args.model, args.device, args.threads, args.ctx_size, args.kv_type, page_size)
+    ids = model.tokenizer.encode(os.fsencode(args.prompt).decode("utf-8", "replace"))
+    model.check_prompt(ids)
+    room = model.ctx_size - len(ids)
+    n = room if args.max_tokens < 0 else min(args.max_tokens, room)
+    found, limits = profile(model, ids, n), ceilings(args.threads)
+    print(f"{model.ops.name}, {model.ops.isa}, threads {model.ops.n_threads}; {limits_text(limits)}")
+    for phase, n_tokens in (("prefill", len(ids)), ("decode", n)):
+        if n_tokens:
+            print(f"\n{phase}, {n_tokens} tokens\n")
+            print(aligned(*profile_rows(found[phase], limits)))
+    held = ledger(model, len(ids), len(ids) + n)
+    print("\nmemory\n")
+    print(aligned(["<what", "held"], [[name, megabytes(size)] for name, size in held.items()]))
+    return 0
+
+
 def run_command(argv):
     """Do what the arguments ask for; return the exit status."""
     parser = build_parser()
@@ -6321,6 +9944,8 @@ def run_command(argv):
         return 0
     if args.prompt is None:
         parser.error("give a --prompt (or --info)")
+    if args.profile:
+        return run_profile(args)
     return run_prompt(args)
 
 
