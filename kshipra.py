@@ -2977,7 +2977,7 @@ def _to_f32(lanes): return array("f", lanes).tobytes()
 def _to_i32(lanes): return _pack_u32(*[x & 0xFFFFFFFF for x in lanes])
 def _to_i16(lanes): return _pack_u16(*[x & 0xFFFF for x in lanes])
 def _to_i8(lanes): return bytes([x & 0xFF for x in lanes])
-def _mask(lanes, n_bytes): return b"".join([b"\xff" * n_bytes if x else bytes(n_bytes) for x in lanes])
+def _mask(lanes, n_bytes): return b"".join([(b"\xff" if x else b"\0") * n_bytes for x in lanes])
 def _i64(x): return ((x & 0xFFFFFFFFFFFFFFFF) ^ 0x8000000000000000) - 0x8000000000000000
 
 
@@ -3086,7 +3086,7 @@ def _load_int(n_bytes, signed):
 
 
 def _store_int(n_bytes):
-    return lambda base, x, disp: _store(base + disp, (x & ((1 << 8 * n_bytes) - 1)).to_bytes(n_bytes, "little"))
+    return lambda base, x, disp: _store(base + disp, (x % 2**64).to_bytes(8, "little")[:n_bytes])
 
 
 def _load_lanes(form, write):
@@ -3187,7 +3187,8 @@ _OP_ROWS = [
     ("load_i32_n",    "V=iid", "i32", _load_first),
     ("store_f32_n",   "=ivid", None, _store_first),          # n lanes, the rest not written
     ("store_i32_n",   "=ivid", None, _store_first),
-    ("load_i32_at",   "V=in",  "i32", lambda base, disps: b"".join([_load(base + d, 4) for d in disps])),
+    ("load_i32_at",   "V=in",  "i32", lambda base, disps: b"".join(
+        [_load(base + disp, 4) for disp in disps])),
     ("broadcast_i8x16", "V=id", "i8", lambda base, disp: _load(base + disp, 16) * 2),
     ("broadcast_i64x4", "V=id", "i8", lambda base, disp: _load(base + disp, 8) * 4),
     ("broadcast_f32x8", "V=id", "f32", lambda base, disp: _load(base + disp, 4) * 8),
@@ -3208,14 +3209,15 @@ _OP_ROWS = [
     ("sqrt_f32",    "V=v",   "f32", _map1(_square_root, _f32, _to_f32)),
     ("round_f32",   "V=v",   "f32", _map1(_whole(round), _f32, _to_f32)),      # half to even
     ("floor_f32",   "V=v",   "f32", _map1(_whole(math.floor), _f32, _to_f32)),
-    ("cmp_f32",     "V=vnv", "i32", lambda a, how, b: _mask(map(COMPARE[how], _f32(a), _f32(b)), 4)),
+    ("cmp_f32",     "V=vnv", "i32", lambda a, how, b: _mask(
+        map(COMPARE[how], _f32(a), _f32(b)), 4)),
     ("i32_to_f32",  "V=v",   "f32", _map1(float, _i32, _to_f32)),
     ("f32_to_i32",  "V=v",   "i32", _map1(_int32, _f32, _to_i32)),             # half to even
     ("hadd_f32",    "V=vv",  "f32", _hadd),
-    ("hsum_f32",    "V=v",   "f32", _hsum_f32),   # ((l0+l1)+(l2+l3)) + ((l4+l5)+(l6+l7)), every lane
+    ("hsum_f32",    "V=v",   "f32", _hsum_f32),    # ((0+1)+(2+3)) + ((4+5)+(6+7)), in every lane
     ("hmax_f32",    "V=v",   "f32", _fold(_larger, _f32, _to_f32)),
     ("load_f16x8",  "V=id",  "f32", _load_lanes("<8e", _to_f32)),
-    ("f16_to_f32",  "V=v",   "f32", lambda a: _to_f32(struct.unpack("<8e", a[:16]))),   # of the low half
+    ("f16_to_f32",  "V=v",   "f32", lambda a: _to_f32(struct.unpack("<8e", a[:16]))),  # low half
     ("load_bf16x8", "V=id",  "f32", _load_lanes("<8H", lambda h: _to_i32([x << 16 for x in h]))),
     ("store_f16x8", "=ivd",  None, lambda base, v, disp: _store(
         base + disp, b"".join(map(_f16_bytes, _f32(v))))),
@@ -3262,7 +3264,8 @@ _OP_ROWS = [
     ("min_u8",      "V=vv",  "i8", _map2(min, bytes, bytes)),
     ("max_u8",      "V=vv",  "i8", _map2(max, bytes, bytes)),
     ("abs_i8",      "V=v",   "i8", _map1(abs, _i8, _to_i8)),
-    ("sign_i8",     "V=vv",  "i8", _map2(lambda x, s: -x if s < 0 else x if s else 0, _i8, _to_i8)),
+    ("sign_i8",     "V=vv",  "i8", _map2(
+        lambda x, s: -x if s < 0 else x if s else 0, _i8, _to_i8)),
     ("cmpeq_i8",    "V=vv",  "i8", lambda a, b: _mask(map(operator.eq, a, b), 1)),
     ("cmpgt_i8",    "V=vv",  "i8", lambda a, b: _mask(map(operator.gt, _i8(a), _i8(b)), 1)),
     ("shuffle_i8",  "V=vv",  "i8", _shuffle_i8),             # (table, index)
@@ -3279,7 +3282,7 @@ _OP_ROWS = [
     ("unpack_hi_i32", "V=vv",   "i32", lambda a, b: _unpack(a, b, 4, 8)),
     ("unpack_lo_i64", "V=vv",   "i32", lambda a, b: _unpack(a, b, 8, 0)),
     ("unpack_hi_i64", "V=vv",   "i32", lambda a, b: _unpack(a, b, 8, 8)),
-    ("shuffle_i32",   "V=vn",   None, lambda a, order: _pick_i32(       # order: 4 of 0..3, per half
+    ("shuffle_i32",   "V=vn",   None, lambda a, order: _pick_i32(        # order: 4 of 0..3
         a, [half + i for half in (0, 4) for i in order])),
     ("blend_i32",     "V=vvn",  None, lambda a, b, bits: b"".join(      # bit i set: lane i from b
         [(b if bits >> i & 1 else a)[4 * i:4 * i + 4] for i in range(8)])),
@@ -3317,7 +3320,8 @@ OPS = {}
 for _verb, _signature, _lane, _meaning in _OP_ROWS:
     OPS[_verb] = Op(_verb, _verb, _signature.replace("j", "i"), _lane, _meaning)
     if "j" in _signature:
-        OPS[_verb + "_imm"] = Op(_verb + "_imm", _verb, _signature.replace("j", "n"), _lane, _meaning)
+        _name = _verb + "_imm"
+        OPS[_name] = Op(_name, _verb, _signature.replace("j", "n"), _lane, _meaning)
 
 
 class Builder:
@@ -3442,10 +3446,10 @@ class Block:
 
 
 # How far the constants of an operation go: bits of a shift, lanes, halves, bits of a mask.
-_LIMITS = {"shl": 64, "shr": 64, "sar": 64, "shl_i32": 32, "shr_i32": 32, "sar_i32": 32, "shl_i16": 16,
-           "shr_i16": 16, "sar_i16": 16, "broadcast_lane": 8, "extract_i32": 8, "insert_i32": 8,
-           "extend_i8": 2, "extend_u8": 2, "extend_i16": 2, "extend_u16": 2, "blend_i32": 256,
-           "halves": 4, "shuffle_i32": 4}
+_LIMITS = {"shl": 64, "shr": 64, "sar": 64, "shl_i32": 32, "shr_i32": 32, "sar_i32": 32,
+           "shl_i16": 16, "shr_i16": 16, "sar_i16": 16, "broadcast_lane": 8, "extract_i32": 8,
+           "insert_i32": 8, "extend_i8": 2, "extend_u8": 2, "extend_i16": 2, "extend_u16": 2,
+           "blend_i32": 256, "halves": 4, "shuffle_i32": 4}
 
 
 def _add_method(op):
@@ -3473,7 +3477,8 @@ def _add_method(op):
             self.instructions.append((name, *operands))
             return None
         if to is None:
-            to = IntReg(self) if result_kind is IntReg else VecReg(self, lane or operands[like].lane)
+            to = (IntReg(self) if result_kind is IntReg else
+                  VecReg(self, lane or operands[like].lane))
         elif type(to) is not result_kind:
             raise TypeError(f"{name} sets a {result_kind.__name__}, got to={to}")
         self.instructions.append((name, to, *operands))
@@ -3492,8 +3497,9 @@ def _within(operands, limit):
 
 
 def _register_or_int(name, position):
-    """Return the method that picks operation `name` or its _imm form by the operand at `position`."""
-    on_register, on_int = getattr(Builder, "_op_" + name), getattr(Builder, "_op_" + name + "_imm")
+    """Return the method that picks operation `name` or its _imm form by one of the operands."""
+    on_register = getattr(Builder, "_op_" + name)
+    on_int = getattr(Builder, "_op_" + name + "_imm")
 
     def method(self, *operands, to=None):
         return (on_int if type(operands[position]) is int else on_register)(self, *operands, to=to)
@@ -3512,7 +3518,8 @@ for _verb, _signature, _lane, _meaning in _OP_ROWS:
 
 def _either(int_name, vector_name):
     """Return the method that picks the integer or the vector operation by its first operand."""
-    on_ints, on_vectors = getattr(Builder, "_op_" + int_name), getattr(Builder, "_op_" + vector_name)
+    on_ints = getattr(Builder, "_op_" + int_name)
+    on_vectors = getattr(Builder, "_op_" + vector_name)
 
     def method(self, a, b, to=None):
         return (on_vectors if type(a) is VecReg else on_ints)(self, a, b, to=to)
@@ -3620,8 +3627,8 @@ def _lifetimes(kernel):
                 raise ValueError(f"kernel {kernel.name}, instruction {at}: {name} reads {x}, "
                                  "which was not set before; set it first")
             if scope[r] not in open_scopes:
-                raise ValueError(f"kernel {kernel.name}, instruction {at}: {name} names {x}, first "
-                                 "set in a block that has ended; set it before that block")
+                raise ValueError(f"kernel {kernel.name}, instruction {at}: {name} names {x}, "
+                                 "first set in a block that has ended; set it before that block")
             if last[r] < at:
                 last[r] = at
             if open_loops and first[r] < open_loops[-1][0]:
@@ -3644,9 +3651,9 @@ def _too_many(kernel, kind, have, first, last):
     ids = {x.id for instruction in kernel.instructions for x in instruction if type(x) is kind}
     busy = [sum(first[r] <= at <= last[r] for r in ids) for at in range(len(kernel.instructions))]
     at = busy.index(max(busy))
-    return ValueError(f"kernel {kernel.name} needs {max(busy)} {kind.__name__} and its temporaries "
-                      f"at instruction {at}, {kernel.instructions[at]}, but there are {have}; "
-                      "keep fewer values at once")
+    return ValueError(f"kernel {kernel.name} needs {max(busy)} {kind.__name__} and its "
+                      f"temporaries at instruction {at}, {kernel.instructions[at]}, but there "
+                      f"are {have}; keep fewer values at once")
 
 
 def allocate(kernel, encoder):
@@ -3663,7 +3670,8 @@ def allocate(kernel, encoder):
         if at >= 0:
             ending[at].append(r)
     real = [None] * kernel.n_regs
-    free_ints, free_vecs = list(reversed(encoder.int_order)), list(reversed(range(encoder.n_vectors)))
+    free_ints = list(reversed(encoder.int_order))
+    free_vecs = list(reversed(range(encoder.n_vectors)))
     free_of = {}                        # register -> the list it came from
     used_ints, used_vecs = set(), set()
     for r, parameter in enumerate(encoder.parameters):
@@ -3736,7 +3744,8 @@ def listing(kernel, isa, abi=None):
     """Return a kernel as text: each operation, and below it offset, bytes and assembly.
 
     The emitting methods of an encoder are wrapped to note what they are called with, so that
-    nothing is spent on text unless it is asked for.  That of arm64 has none: its words can be read.
+    nothing is spent on text unless it is asked for.  That of arm64 has none: its words can be
+    read.
     """
     encoder = ENCODERS[isa](isa, abi or host_abi())
     notes, depth = [(0, None, ("begin",))], 0       # (offset, emitter or None, what it was given)
@@ -3769,11 +3778,13 @@ def listing(kernel, isa, abi=None):
             parts = [(at, code[at:at + 4]) for at in range(start, end, 4)]      # none if noted
             texts = [encoder.disassemble(data) for _, data in parts]
         else:
-            parts, texts = [(start, code[start:end])], [encoder.text(name, operands, code[start:end])]
+            data = code[start:end]
+            parts, texts = [(start, data)], [encoder.text(name, operands, data)]
         for (at, data), text in zip(parts, texts):
             lines.append(f"{at:04x}  {data.hex(' '):<30}  {text}")
     if len(code) > encoder.n_code_bytes:
-        lines.append(f"{encoder.n_code_bytes:04x}  constants: {code[encoder.n_code_bytes:].hex(' ')}")
+        data = code[encoder.n_code_bytes:]
+        lines.append(f"{encoder.n_code_bytes:04x}  constants: {data.hex(' ')}")
     return "\n".join(lines)
 
 
@@ -3930,31 +3941,32 @@ class X86:
         self.parameters, self.int_order = _ABI[abi]["parameters"], _ABI[abi]["int_order"]
         self.code = bytearray()
         self.labels, self.jumps = {}, []          # name -> offset; (offset of 4 bytes, name)
-        self.constants, self.uses = {}, []        # bytes -> offset; (offset of 4 bytes, end, bytes)
+        self.constants, self.uses = {}, []        # bytes -> offset; (offset of 4 bytes, bytes)
 
     # The emitters: each appends one instruction.  The first argument names a row above.
 
     def vvv(self, name, reg, vvvv, rm, imm=None):
         """A vector instruction on registers."""
         opcode, mmmmm, w_l_pp = VEX[name]
+        r_vvvv = (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3)
+        modrm = 0xC0 | ((reg & 7) << 3) | (rm & 7)
         if rm < 8 and mmmmm == 1 and w_l_pp < 128:
-            self.code += bytes((0xC5, (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3) | w_l_pp, opcode,
-                                0xC0 | ((reg & 7) << 3) | rm))
+            self.code += bytes((0xC5, r_vvvv | w_l_pp, opcode, modrm))
         else:
-            self.code += bytes((0xC4, (0x40 if reg > 7 else 0xC0) | (0 if rm > 7 else 0x20) | mmmmm,
-                                w_l_pp | ((15 - vvvv) << 3), opcode,
-                                0xC0 | ((reg & 7) << 3) | (rm & 7)))
+            self.code += bytes((0xC4, (r_vvvv & 0x80) | (0x40 if rm > 7 else 0x60) | mmmmm,
+                                (r_vvvv & 0x78) | w_l_pp, opcode, modrm))
         if imm is not None:
             self.code.append(imm)
 
     def vvm(self, name, reg, vvvv, base, disp, imm=None):
         """A vector instruction whose r/m is the memory at base + disp."""
         opcode, mmmmm, w_l_pp = VEX[name]
+        r_vvvv = (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3)
         if base < 8 and mmmmm == 1 and w_l_pp < 128:
-            head = (0xC5, (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3) | w_l_pp, opcode)
+            head = (0xC5, r_vvvv | w_l_pp, opcode)
         else:
-            head = (0xC4, (0x40 if reg > 7 else 0xC0) | (0 if base > 7 else 0x20) | mmmmm,
-                    w_l_pp | ((15 - vvvv) << 3), opcode)
+            head = (0xC4, (r_vvvv & 0x80) | (0x40 if base > 7 else 0x60) | mmmmm,
+                    (r_vvvv & 0x78) | w_l_pp, opcode)
         self.code += bytes(head) + _at(reg, base, disp)
         if imm is not None:
             self.code.append(imm)
@@ -3980,7 +3992,7 @@ class X86:
                             0x05 | ((15 - u) << 3), 0x28, 0x50, 0xC0 | ((acc & 7) << 3) | (s & 7)))
 
     def evex_dot_broadcast(self, acc, u, base, disp):
-        """The same, s being 4 bytes of memory in every lane; a displacement byte counts 4 bytes."""
+        """The same, s being 4 bytes of memory in every lane; a displacement byte counts in 4s."""
         self.code += bytes((0x62, (0x72 if acc > 7 else 0xF2) ^ (0x20 if base > 7 else 0),
                             0x05 | ((15 - u) << 3), 0x38, 0x50)) + _at(acc, base, disp, 4)
 
@@ -4015,7 +4027,8 @@ class X86:
         if n == 0:
             self.rr("xor.r", d, d)
         elif 0 < n < 2**32:                                       # B8+r: clears the upper half
-            self.code += (b"\x41" if d > 7 else b"") + bytes((0xB8 | (d & 7),)) + n.to_bytes(4, "little")
+            self.code += (b"\x41" if d > 7 else b"") + bytes((0xB8 | (d & 7),))
+            self.code += n.to_bytes(4, "little")
         elif -2**31 <= n < 0:
             self.rr("mov.32", 0, d, n)
         else:
@@ -4037,7 +4050,8 @@ class X86:
 
         Always with 4 bytes of distance: a 1-byte form exists, but forward its use is a guess.
         """
-        self.code += b"\xe9\0\0\0\0" if how is None else bytes((0x0F, 0x80 | CONDITION[how], 0, 0, 0, 0))
+        self.code += b"\xe9" if how is None else bytes((0x0F, 0x80 | CONDITION[how]))
+        self.code += bytes(4)
         self.jumps.append((len(self.code) - 4, label))
 
     def label(self, name):
@@ -4052,7 +4066,8 @@ class X86:
         if emitter == "label":
             return f"{name[0]}_{name[1]}:"
         if emitter == "jump":
-            return f"{'jmp' if name is None else 'j' + _JUMP_NAMES[name]} {operands[1][0]}_{operands[1][1]}"
+            part, block = operands[1]
+            return f"{'jmp' if name is None else 'j' + _JUMP_NAMES[name]} {part}_{block}"
         if emitter == "raw":
             return name
         if emitter in ("push", "pop"):
@@ -4091,8 +4106,7 @@ class X86:
     def begin(self, ints, vectors, calls):
         """Save what the calling convention wants kept, and make room on the stack."""
         self.saved = [r for r in _ABI[self.abi]["saved"] if r in ints]
-        self.saved_vecs = [v for v in _ABI[self.abi]["saved_vecs"] if v in vectors or calls]
-        self.saved_vecs = [v for v in self.saved_vecs if v in vectors]
+        self.saved_vecs = [v for v in _ABI[self.abi]["saved_vecs"] if v in vectors]
         for r in self.saved:
             self.push(r)
         self.shadow = 32 if self.abi == "win64" else 0
@@ -4142,7 +4156,8 @@ _MEMORY_SIZE = {"movsx.w": "word ptr ", "movzx.w": "word ptr ", "movsx.b": "byte
 
 
 def _memory_text(base, disp):
-    return f"[{_INT_NAMES['q'][base]}{f' + {disp}' if disp > 0 else f' - {-disp}' if disp else ''}]"
+    distance = f" + {disp}" if disp > 0 else f" - {-disp}" if disp else ""
+    return f"[{_INT_NAMES['q'][base]}{distance}]"
 
 
 def _operands_text(name, pattern, reg, vvvv, r_m, imm):
@@ -4572,7 +4587,8 @@ def _x86_rows(isa):
         "load_i8x16": _vload("vmovdqu.x"), "load_i8x8": _vload("vmovq"),
         "load_f32": _vload("vmovss"), "store_i8x16": _vstore("vmovdqu.mx"),
         "store_i8x8": _vstore("vmovq.m"), "store_f32": _vstore("vmovss.m"),
-        "load_high": plain(lambda asm, d, v, base, disp: asm.vvm("vinserti128", d, v, base, disp, 1)),
+        "load_high": plain(
+            lambda asm, d, v, base, disp: asm.vvm("vinserti128", d, v, base, disp, 1)),
         "load_f32_n": plain(_load_first_row), "load_i32_n": plain(_load_first_row),
         "store_f32_n": plain(_store_first_row, 1), "store_i32_n": plain(_store_first_row, 1),
         "load_i32_at": plain(_load_i32_at, 1),
@@ -4621,7 +4637,8 @@ def _x86_rows(isa):
         "shuffle_i32": plain(lambda asm, d, a, order: asm.vvv(
             "vpshufd", d, 0, a, order[0] | order[1] << 2 | order[2] << 4 | order[3] << 6)),
         "blend_i32": plain(lambda asm, d, a, b, bits: asm.vvv("vpblendd", d, a, b, bits)),
-        "halves": plain(lambda asm, d, a, b, low, high: asm.vvv("vperm2i128", d, a, b, low | high << 4)),
+        "halves": plain(
+            lambda asm, d, a, b, low, high: asm.vvv("vperm2i128", d, a, b, low | high << 4)),
     }
     rows["min"], rows["min_imm"] = map(plain, _extreme("cmovg"))
     rows["max"], rows["max_imm"] = map(plain, _extreme("cmovl"))
@@ -4637,8 +4654,8 @@ def _x86_rows(isa):
         rows["dot4_us"], rows["dot4_us_m"] = _three("vpdpbusd"), (_dot4_us_m_avxvnni, 1)
         rows["dot4_ss"] = _dot4_ss(lambda asm, acc, u, s, _: asm.vvv("vpdpbusd", acc, u, s))
     else:
-        rows["dot4_us"] = plain(lambda asm, acc, u, s: asm.evex_dot(acc, u, s))
-        rows["dot4_us_m"] = plain(lambda asm, acc, u, base, disp: asm.evex_dot_broadcast(acc, u, base, disp))
+        rows["dot4_us"] = plain(lambda asm, *operands: asm.evex_dot(*operands))
+        rows["dot4_us_m"] = plain(lambda asm, *operands: asm.evex_dot_broadcast(*operands))
         rows["dot4_ss"] = _dot4_ss(lambda asm, acc, u, s, _: asm.evex_dot(acc, u, s))
     return rows
 
@@ -5589,7 +5606,8 @@ class _Posix:
     def __init__(self):
         c, address, size = ctypes, ctypes.c_void_p, ctypes.c_size_t
         libc = ctypes.CDLL(None, use_errno=True)
-        self.mmap = _foreign(libc, "mmap", address, address, size, c.c_int, c.c_int, c.c_int, c.c_long)
+        self.mmap = _foreign(libc, "mmap", address, address, size, c.c_int, c.c_int, c.c_int,
+                             c.c_long)
         self.mprotect = _foreign(libc, "mprotect", c.c_int, address, size, c.c_int)
         self.munmap = _foreign(libc, "munmap", c.c_int, address, size)
         self.jit = sys.platform == "darwin" and _MACHINE == "arm64"
@@ -5656,7 +5674,8 @@ class _Windows:
         if not address:
             raise OSError(f"VirtualAlloc: error {ctypes.get_last_error()}")
         ctypes.memmove(address, data, len(data))
-        if not self.protect(address, len(data), _PAGE_EXECUTE_READ, ctypes.byref(ctypes.c_uint32())):
+        before = ctypes.c_uint32()
+        if not self.protect(address, len(data), _PAGE_EXECUTE_READ, ctypes.byref(before)):
             error = ctypes.get_last_error()
             self.free(address, len(data))
             raise OSError(f"VirtualProtect: error {error}")
@@ -5797,8 +5816,8 @@ def _ask_arm64():
         getauxval = _foreign(c.CDLL(None), "getauxval", c.c_ulong, c.c_ulong)
         dot = getauxval(16) >> 20 & 1                      # AT_HWCAP, HWCAP_ASIMDDP
     elif sys.platform == "darwin":
-        sysctl = _foreign(c.CDLL(None), "sysctlbyname", c.c_int, c.c_char_p, c.c_void_p, c.c_void_p,
-                          c.c_void_p, c.c_size_t)
+        sysctl = _foreign(c.CDLL(None), "sysctlbyname", c.c_int, c.c_char_p, c.c_void_p,
+                          c.c_void_p, c.c_void_p, c.c_size_t)
         value, size = c.c_int(), c.c_size_t(4)
         status = sysctl(b"hw.optional.arm.FEAT_DotProd", c.byref(value), c.byref(size), None, 0)
         dot = status == 0 and value.value
@@ -5812,7 +5831,7 @@ def _ask_arm64():
 
 @functools.lru_cache(None)
 def host_instruction_sets():
-    """Return (names of the instruction sets that kernels may use here, best first; reason if none)."""
+    """Return (instruction sets that kernels may use here, best first; the reason if none)."""
     if ctypes.sizeof(ctypes.c_void_p) != 8 or sys.byteorder != "little" or _MACHINE is None:
         return [], f"no code generator for this machine ({platform.machine()}, " \
                    f"{8 * ctypes.sizeof(ctypes.c_void_p)}-bit Python)"
@@ -5835,8 +5854,8 @@ def choose_isa(environ):
     for isa in found:
         if wanted == isa or (wanted == "vnni" and isa == "avxvnni"):
             return isa, None
-    raise KshipraError(f"KSHIPRA_ISA={wanted!r}: this machine offers {', '.join(found)} and python; "
-                       "choose one of these, or leave it unset")
+    raise KshipraError(f"KSHIPRA_ISA={wanted!r}: this machine offers {', '.join(found)} and "
+                       "python; choose one of these, or leave it unset")
 
 
 # ---------------------------------------------------------------------------------------
