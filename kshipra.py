@@ -6125,8 +6125,7 @@ class Products:
     """Where emit_matvec sends codes and scales: into dot products, then into y.
 
     x: register, the record of the first block   y: f32x8, one output a lane
-    ahead: register, memory to be fetched meanwhile, a line at a time; all at once would only
-    fill the queue of outstanding reads.
+    ahead: Ahead, which fetches memory meanwhile
     Scales of more than one sub-block wait in the scratch, and so do the dot products of more
     than two: the codes do not come in the order in which the sums must be made.
     """
@@ -6134,8 +6133,6 @@ class Products:
     def __init__(self, k, format, x, y, ahead):
         self.k, self.format, self.x, self.y, self.ahead = k, format, x, y, ahead
         self.bias, self.length = format.codes.bias, stretch_of(format)
-        self.ahead_bytes = 8 * format.block_bytes * self.length // format.block_len
-        self.n_codes = self.n_lines = 0
         self.scales, self.dots = {}, {}
         self.many = format.scales is not None
         self.park = self.length > 64
@@ -6157,7 +6154,7 @@ class Products:
     def codes(self, i, v):
         k, sub = self.k, self.format.sub_len
         s = i // sub
-        self.fetch_ahead()
+        self.ahead.fetch(i)
         if s not in self.dots:
             self.dots[s] = [emit_first_sum(k, self.format, self.bias, self.x, s), 0]
         dot = self.dots[s]
@@ -6165,14 +6162,6 @@ class Products:
         dot[1] += 4
         if self.park and dot[1] == sub:
             k.store_i32x8(k.scratch, dot[0], 32 * s)
-
-    def fetch_ahead(self):
-        """Emit the fetching of a few lines, so that a stretch of codes fetches its share."""
-        per_codes = -(-self.ahead_bytes // 64) / (self.length // 4)
-        self.n_codes += 1
-        while self.n_lines < self.n_codes * per_codes:
-            self.k.prefetch(self.ahead, 64 * self.n_lines)
-            self.n_lines += 1
 
     def finish(self):
         """Emit the float steps of one stretch, in order."""
@@ -6185,14 +6174,60 @@ class Products:
             else:
                 scale, low = self.scales[s]
             emit_add_dot(k, self.y, dot, scale, low, self.x, s * sub, sub)
-        self.dots, self.n_codes, self.n_lines = {}, 0, 0
-        k.add(self.ahead, self.ahead_bytes, to=self.ahead)
+        self.dots = {}
+        self.ahead.finish()
         k.add(self.x, self.length // 32 * ACT_RECORD, to=self.x)
         if self.many:
             k.add(self.place, 64 * (self.length // sub), to=self.place)
 
 
 PARKED = 256                            # scratch: 8 dot products, then the scales
+
+
+class Ahead:
+    """What is fetched into the cache while a stretch is computed, a line of 64 bytes at a time.
+
+    The processor finds out by itself what will be read next where one thing is read in order,
+    but not where eight rows are.  A group of narrow rows is fetched while the one before it is
+    computed, from end to end.  Two groups of wide rows would not fit the first-level cache; of
+    those the next AHEAD_BYTES of each row are fetched, and at the end of the rows, the first of
+    the next eight.  All lines of a block at once would only fill the queue of reads.
+    """
+
+    def __init__(self, k, format, steps, row_bytes, base):
+        self.k, self.format, self.row_bytes = k, format, row_bytes
+        per_row = format.block_bytes * stretch_of(format) // format.block_len
+        self.wide = 8 * row_bytes > NEAR_BYTES
+        if self.wide:
+            self.n_blocks = AHEAD_BYTES // format.block_bytes
+            self.at = base + self.n_blocks * format.block_bytes
+            self.step = per_row
+            self.lines = [step + line for line in range(0, per_row, 64) for step in steps]
+        else:
+            self.at, self.step = base + 8 * row_bytes, 8 * per_row
+            self.lines = list(range(0, 8 * per_row, 64))
+        self.left = list(self.lines)
+
+    def start(self, blocks_left):
+        """Begin a block.  blocks_left: register, with this block"""
+        if self.wide:
+            with self.k.if_(blocks_left, "==", self.n_blocks):
+                self.k.add(self.at, 7 * self.row_bytes, to=self.at)
+
+    def fetch(self, i):
+        """Emit the fetching that goes with the codes at place i of a stretch."""
+        share = len(self.lines) * (i + 4) / stretch_of(self.format)
+        while self.left and len(self.lines) - len(self.left) < share:
+            self.k.prefetch(self.at, self.left.pop(0))
+
+    def finish(self):
+        """End a stretch."""
+        self.k.add(self.at, self.step, to=self.at)
+        self.left = list(self.lines)
+
+
+NEAR_BYTES = 15 << 10
+AHEAD_BYTES = 768
 
 
 def is_int8(format):
@@ -6255,9 +6290,11 @@ def emit_matvec(k, format, n_in, lanes=8):
     with k.while_(row, "<", end):
         first = k.min(row, emit_reload(k, "n_out") - lanes)
         base = emit_reload(k, "w") + first * row_bytes
-        out = Products(k, format, emit_reload(k, "x"), k.zero_f32x8(), base + 8 * row_bytes)
+        ahead = Ahead(k, format, steps, row_bytes, base)
+        out = Products(k, format, emit_reload(k, "x"), k.zero_f32x8(), ahead)
         block = EightRuns(k, base, steps)
-        with k.loop(n_in // format.block_len):
+        with k.loop(n_in // format.block_len) as blocks_left:
+            ahead.start(blocks_left)
             out.start()
             emit_scales(k, format, block, out.keep)
             emit_codes(k, format, block, out)
