@@ -3337,6 +3337,7 @@ class Builder:
         self.instructions = []
         self.n_regs = 0
         self.fields = {}              # name -> register, in the order of the 64-bit fields
+        self.held = {}                # constants kept in registers: bytes -> register
         self.blocks = []              # [start, else or None, end]: positions of loop, if, while
         self.open_blocks = []
         self.last_if = None
@@ -3383,7 +3384,15 @@ class Builder:
         lanes = [x] * n_lanes if isinstance(x, (int, float)) else list(x)
         if len(lanes) != n_lanes:
             raise ValueError(f"constant of {len(lanes)} lanes; needs 1 or {n_lanes}")
-        return self._op_const(write(lanes), to=VecReg(self, lane))
+        data = write(lanes)
+        if data in self.held:
+            return VecReg(self, lane, self.held[data])
+        return self._op_const(data, to=VecReg(self, lane))
+
+    def hold_i8x32(self, x):
+        """Keep a constant in a register: const_i8x32(x) is that one from here on; do not set it."""
+        v = self.const_i8x32(x)
+        self.held[_to_i8([x] * 32 if isinstance(x, int) else x)] = v.id
 
     # Blocks, used as context managers: with k.loop(n): ...
 
@@ -5973,10 +5982,12 @@ def emit_turn(k, rows, wanted=(0, 1, 2, 3)):
     return [(k.unpack_hi_i64 if j & 1 else k.unpack_lo_i64)(*pairs[j >> 1]) for j in wanted]
 
 
+LOW_THEN_HIGH = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15] * 2     # in each half
+
+
 def emit_f16_pair(k, words, wanted=(0, 1)):
     """Return the f16 in the low (0) and in the high (1) 16 bits of each word, as f32x8."""
-    order = k.const_i8x32([0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15] * 2)
-    packed = k.shuffle_i8(words, order)        # in each half: four low ones, four high ones
+    packed = k.shuffle_i8(words, k.const_i8x32(LOW_THEN_HIGH))
     swapped = k.halves(packed, packed, 1, 0)
     return [k.f16_to_f32((k.unpack_hi_i64 if high else k.unpack_lo_i64)(packed, swapped))
             for high in wanted]
@@ -6002,11 +6013,25 @@ def emit_spread(k, word, p):
     The byte that holds them is copied to all four, each copy keeps its own bit, in the upper
     half of the byte, and anything there is 16 or more.
     """
-    copies = k.shuffle_i8(word, k.const_i8x32([i // 4 * 4 + p // 2 for i in range(16)] * 2)).i32
     if p % 2 == 0:
-        copies = copies << 4
-    own = k.and_(copies, k.const_i8x32([16, 32, 64, 128] * 8))
-    return k.min_u8(own, k.const_i8x32(16)).i32
+        word = word << 4
+    copies = k.shuffle_i8(word, k.const_i8x32([i // 4 * 4 + p // 2 for i in range(16)] * 2))
+    return k.min_u8(k.and_(copies, k.const_i8x32(OWN_BIT)), k.const_i8x32(16)).i32
+
+
+OWN_BIT = [16, 32, 64, 128] * 8
+
+
+def emit_held_constants(k, format):
+    """Keep in registers what every stretch of codes needs, as far as there are registers."""
+    for at, n, shift, width in format.codes.low[:1]:
+        if width < 8:
+            k.hold_i8x32((1 << width) - 1)
+    if format.codes.spread:
+        k.hold_i8x32(OWN_BIT)
+        k.hold_i8x32(16)
+    if format.block_len == 32:
+        k.hold_i8x32(LOW_THEN_HIGH)
 
 
 def emit_field(k, field, p, words):
@@ -6126,6 +6151,7 @@ class Products:
 
     x: register, the record of the first block   y: f32x8, one output a lane
     ahead: Ahead, which fetches memory meanwhile
+    dots: by run of 16 codes, so that no sum has to wait for a long row of others.
     Scales of more than one sub-block wait in the scratch, and so do the dot products of more
     than two: the codes do not come in the order in which the sums must be made.
     """
@@ -6152,28 +6178,32 @@ class Products:
             self.k.mov(self.place, self.k.scratch)
 
     def codes(self, i, v):
-        k, sub = self.k, self.format.sub_len
-        s = i // sub
+        k, run = self.k, i // 16
         self.ahead.fetch(i)
-        if s not in self.dots:
-            self.dots[s] = [emit_first_sum(k, self.format, self.bias, self.x, s), 0]
-        dot = self.dots[s]
-        emit_dot(k, self.format, self.bias, dot[0], v, self.x, i // 32 * ACT_RECORD + i % 32)
-        dot[1] += 4
-        if self.park and dot[1] == sub:
-            k.store_i32x8(k.scratch, dot[0], 32 * s)
+        if i % 16 == 0:
+            begins = i % self.format.sub_len == 0
+            self.dots[run] = emit_first_sum(k, self.format, self.bias if begins else 0, self.x, i)
+        emit_dot(k, self.format, self.bias, self.dots[run], v, self.x,
+                 i // 32 * ACT_RECORD + i % 32)
+        if self.park and i % 16 == 12:
+            k.store_i32x8(k.scratch, self.dots[run], 32 * run)
+
+    def dot(self, s):
+        """Return the dot product of sub-block s of the stretch."""
+        if self.park:
+            return self.k.load_i32x8(self.k.scratch, 32 * s)
+        return self.dots[2 * s] + self.dots[2 * s + 1]
 
     def finish(self):
         """Emit the float steps of one stretch, in order."""
         k, sub = self.k, self.format.sub_len
         for s in range(self.length // sub):
-            dot = k.load_i32x8(k.scratch, 32 * s) if self.park else self.dots[s][0]
             if self.many:
                 scale = k.load_f32x8(self.place, PARKED + 64 * s)
                 low = k.load_f32x8(self.place, PARKED + 64 * s + 32) if self.format.mins else None
             else:
                 scale, low = self.scales[s]
-            emit_add_dot(k, self.y, dot, scale, low, self.x, s * sub, sub)
+            emit_add_dot(k, self.y, self.dot(s), scale, low, self.x, s * sub, sub)
         self.dots = {}
         self.ahead.finish()
         k.add(self.x, self.length // 32 * ACT_RECORD, to=self.x)
@@ -6235,17 +6265,16 @@ def is_int8(format):
     return format.codes.low[0][3] == 8
 
 
-def emit_first_sum(k, format, bias, x, s, disp=0):
-    """Return what a dot product of sub-block s starts from: less its bias times the codes of x.
+def emit_first_sum(k, format, bias, x, i, disp=0):
+    """Return what the dot product of the sub-block at place i starts from: - bias * sum of x.
 
-    bias: a power of two, or 0   The record, at x + disp for s = 0, holds the sum of the codes,
-    negative, so it is this sum shifted.
+    bias: a power of two, or 0   The record, at x + disp for place 0, holds the sum of the
+    codes, negative, so what is returned is this sum shifted.
     """
     if not bias:
         return k.zero_i32x8()
-    at = s * format.sub_len
-    minus = ACT_MINUS[format.sub_len][at % 32 // format.sub_len]
-    record = disp + at // 32 * ACT_RECORD
+    minus = ACT_MINUS[format.sub_len][i % 32 // format.sub_len]
+    record = disp + i // 32 * ACT_RECORD
     return k.broadcast_i32x8(x, record + minus) << (bias.bit_length() - 1)
 
 
@@ -6287,6 +6316,7 @@ def emit_matvec(k, format, n_in, lanes=8):
     steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
     row = k.chunk * chunk_rows
     end = k.min(row + chunk_rows, n_out)
+    emit_held_constants(k, format)
     with k.while_(row, "<", end):
         first = k.min(row, emit_reload(k, "n_out") - lanes)
         base = emit_reload(k, "w") + first * row_bytes
@@ -6379,7 +6409,7 @@ def emit_tile(k, format, bias, n_in, panel, x, x_step, n_columns):
     y = [k.zero_f32x8() for _ in range(n_columns)]
     with k.loop(n_in // 32):
         for s in range(32 // sub):
-            dots = [emit_first_sum(k, format, bias, x, s, ACT_RECORD * c)
+            dots = [emit_first_sum(k, format, bias, x, s * sub, ACT_RECORD * c)
                     for c in range(n_columns)]
             for i in range(s * sub, (s + 1) * sub, 4):
                 v = k.load_i32x8(panel, 8 * i)
@@ -6414,6 +6444,7 @@ def emit_matmul(k, format, n_in, lanes=8, full_u8=False):
     row = k.chunk * chunk_rows
     end = k.min(row + chunk_rows, n_out)
     panel = k.copy(k.scratch)
+    emit_held_constants(k, format)
     with k.while_(row, "<", end):
         first = k.min(row, emit_reload(k, "n_out") - lanes)
         block = EightRuns(k, emit_reload(k, "w") + first * row_bytes, steps)
