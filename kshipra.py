@@ -3128,6 +3128,7 @@ _add, _sub, _mul = operator.add, operator.sub, operator.mul
 #   Masks are lanes of all ones or all zeros; `select` needs bytes of 0x00 or 0xff.
 #   shuffle_i8 needs indices 0..15, or 128..255 for a zero; it stays within each half.
 #   dot4_us needs u <= 127 as unsigned bytes, dot4_ss needs b >= -127: then no step overflows.
+#   Of the x86-64 instruction sets, vnni and avxvnni take u up to 255.
 #   Per-lane shift counts are 0..31.  div and rem are unsigned, and the divisor is not 0.
 
 _OP_ROWS = [
