@@ -236,6 +236,7 @@ def test_operation_interpreted_equals_native(name, words):
 
 @pytest.mark.parametrize("isa", ["vnni", "avxvnni"])
 @pytest.mark.parametrize("name", ["dot4_us", "dot4_us_m"])
+@settings(max_examples=20, deadline=None)
 @given(words=WORDS)
 def test_vnni_takes_all_unsigned_bytes(isa, name, words):
     if isa not in ISAS:
