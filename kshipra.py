@@ -3128,6 +3128,7 @@ _add, _sub, _mul = operator.add, operator.sub, operator.mul
 #   Masks are lanes of all ones or all zeros; `select` needs bytes of 0x00 or 0xff.
 #   shuffle_i8 needs indices 0..15, or 128..255 for a zero; it stays within each half.
 #   dot4_us needs u <= 127 as unsigned bytes, dot4_ss needs b >= -127: then no step overflows.
+#   Of the x86-64 instruction sets, vnni and avxvnni take u up to 255.
 #   Per-lane shift counts are 0..31.  div and rem are unsigned, and the divisor is not 0.
 
 _OP_ROWS = [
@@ -3367,6 +3368,7 @@ class Builder:
         return self.emit("mov", source)
 
     def emit(self, name, *operands, to=None):
+        """Append the operation of that name."""
         return getattr(self, "_op_" + name)(*operands, to=to)
 
     # Vectors known when the kernel is built: one value for all lanes, or a list with one for each.
@@ -3440,7 +3442,7 @@ class Block:
         else:
             number = len(k.blocks)
             k.blocks.append([here, None, None])
-            k._control(self.kind, *self.operands, number)
+            k.emit(self.kind, *self.operands, number)
         k.open_blocks.append(number)
         return self.operands[0] if self.kind == "loop" else None
 
@@ -3451,7 +3453,7 @@ class Block:
         if self.kind in ("if", "else"):
             k.instructions.append(("endif", number))
         else:
-            k._control("end" + self.kind, *self.operands, number)
+            k.emit("end" + self.kind, *self.operands, number)
 
 
 # How far the constants of an operation go: bits of a shift, lanes, halves, bits of a mask.
@@ -3537,7 +3539,6 @@ def _either(int_name, vector_name):
 
 Builder.and_, Builder.or_ = _either("iand", "vand"), _either("ior", "vor")
 Builder.xor, Builder.andnot = _either("ixor", "vxor"), Builder.vandnot
-Builder._control = lambda self, name, *operands: getattr(self, "_op_" + name)(*operands)
 
 
 def _load_method(lane):
@@ -3609,6 +3610,13 @@ def interpret(kernel, args, chunk=0, scratch=0, functions=None):
 # in the kernel.
 
 ENCODERS = {}           # name of an instruction set -> its encoder class; 5.2 and 5.3 fill it
+_MACHINE = {"amd64": "x86-64", "x86_64": "x86-64", "arm64": "arm64", "aarch64": "arm64"}.get(
+    platform.machine().lower())
+
+
+def host_abi():
+    """Return the name of this machine's calling convention."""
+    return "aapcs64" if _MACHINE == "arm64" else "win64" if sys.platform == "win32" else "sysv"
 
 
 def _lifetimes(kernel):
@@ -5596,8 +5604,6 @@ _MAP_PRIVATE, _MAP_JIT = 2, 0x800
 _MAP_ANONYMOUS = 0x1000 if sys.platform == "darwin" else 0x20
 _MEM_COMMIT_RESERVE, _MEM_RELEASE = 0x3000, 0x8000         # Windows
 _PAGE_READWRITE, _PAGE_EXECUTE_READ = 4, 0x20
-_MACHINE = {"amd64": "x86-64", "x86_64": "x86-64", "arm64": "arm64", "aarch64": "arm64"}.get(
-    platform.machine().lower())
 
 KERNEL_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
 
@@ -5736,11 +5742,6 @@ def place_code(pieces):
 def compile_kernels(kernels, isa):
     """Encode kernels for this machine; return (Code, None) or (None, reason)."""
     return place_code([encode(kernel, isa) for kernel in kernels])
-
-
-def host_abi():
-    """Return the name of this machine's calling convention."""
-    return "aapcs64" if _MACHINE == "arm64" else "win64" if sys.platform == "win32" else "sysv"
 
 
 def features_x86(cpuid, read_xcr0):

@@ -234,6 +234,22 @@ def test_operation_interpreted_equals_native(name, words):
             assert result_of(name, memory) == expected, (way, kernel.instructions)
 
 
+@pytest.mark.parametrize("isa", ["vnni", "avxvnni"])
+@pytest.mark.parametrize("name", ["dot4_us", "dot4_us_m"])
+@settings(max_examples=20, deadline=None)
+@given(words=WORDS)
+def test_vnni_takes_all_unsigned_bytes(isa, name, words):
+    if isa not in ISAS:
+        pytest.skip("not on this processor")
+    kernel, before = build(emit_one, name, (), None, False, 0), array("I", words)
+    results = []
+    for way in (None, (isa, ABI)):
+        memory = before[:]
+        run(kernel, way, memory=memory.buffer_info()[0])
+        results.append(memory)
+    assert results[0] == results[1]
+
+
 def test_every_operation_has_a_row_in_every_encoder():
     for isa, encoder in kshipra.ENCODERS.items():
         rows = encoder(isa, "aapcs64" if "neon" in isa else "sysv").rows
