@@ -3338,6 +3338,7 @@ class Builder:
         self.instructions = []
         self.n_regs = 0
         self.fields = {}              # name -> register, in the order of the 64-bit fields
+        self.held = {}                # constants kept in registers: bytes -> register
         self.blocks = []              # [start, else or None, end]: positions of loop, if, while
         self.open_blocks = []
         self.last_if = None
@@ -3385,7 +3386,15 @@ class Builder:
         lanes = [x] * n_lanes if isinstance(x, (int, float)) else list(x)
         if len(lanes) != n_lanes:
             raise ValueError(f"constant of {len(lanes)} lanes; needs 1 or {n_lanes}")
-        return self._op_const(write(lanes), to=VecReg(self, lane))
+        data = write(lanes)
+        if data in self.held:
+            return VecReg(self, lane, self.held[data])
+        return self._op_const(data, to=VecReg(self, lane))
+
+    def hold_i8x32(self, x):
+        """Keep a constant in a register: const_i8x32(x) is that one from here on; do not set it."""
+        v = self.const_i8x32(x)
+        self.held[_to_i8([x] * 32 if isinstance(x, int) else x)] = v.id
 
     # Blocks, used as context managers: with k.loop(n): ...
 
@@ -5974,10 +5983,12 @@ def emit_turn(k, rows, wanted=(0, 1, 2, 3)):
     return [(k.unpack_hi_i64 if j & 1 else k.unpack_lo_i64)(*pairs[j >> 1]) for j in wanted]
 
 
+LOW_THEN_HIGH = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15] * 2     # in each half
+
+
 def emit_f16_pair(k, words, wanted=(0, 1)):
     """Return the f16 in the low (0) and in the high (1) 16 bits of each word, as f32x8."""
-    order = k.const_i8x32([0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15] * 2)
-    packed = k.shuffle_i8(words, order)        # in each half: four low ones, four high ones
+    packed = k.shuffle_i8(words, k.const_i8x32(LOW_THEN_HIGH))
     swapped = k.halves(packed, packed, 1, 0)
     return [k.f16_to_f32((k.unpack_hi_i64 if high else k.unpack_lo_i64)(packed, swapped))
             for high in wanted]
@@ -6003,11 +6014,25 @@ def emit_spread(k, word, p):
     The byte that holds them is copied to all four, each copy keeps its own bit, in the upper
     half of the byte, and anything there is 16 or more.
     """
-    copies = k.shuffle_i8(word, k.const_i8x32([i // 4 * 4 + p // 2 for i in range(16)] * 2)).i32
     if p % 2 == 0:
-        copies = copies << 4
-    own = k.and_(copies, k.const_i8x32([16, 32, 64, 128] * 8))
-    return k.min_u8(own, k.const_i8x32(16)).i32
+        word = word << 4
+    copies = k.shuffle_i8(word, k.const_i8x32([i // 4 * 4 + p // 2 for i in range(16)] * 2))
+    return k.min_u8(k.and_(copies, k.const_i8x32(OWN_BIT)), k.const_i8x32(16)).i32
+
+
+OWN_BIT = [16, 32, 64, 128] * 8
+
+
+def emit_held_constants(k, format):
+    """Keep in registers what every stretch of codes needs, as far as there are registers."""
+    for at, n, shift, width in format.codes.low[:1]:
+        if width < 8:
+            k.hold_i8x32((1 << width) - 1)
+    if format.codes.spread:
+        k.hold_i8x32(OWN_BIT)
+        k.hold_i8x32(16)
+    if format.block_len == 32:
+        k.hold_i8x32(LOW_THEN_HIGH)
 
 
 def emit_field(k, field, p, words):
@@ -6126,8 +6151,8 @@ class Products:
     """Where emit_matvec sends codes and scales: into dot products, then into y.
 
     x: register, the record of the first block   y: f32x8, one output a lane
-    ahead: register, memory to be fetched meanwhile, a line at a time; all at once would only
-    fill the queue of outstanding reads.
+    ahead: Ahead, which fetches memory meanwhile
+    dots: by run of 16 codes, so that no sum has to wait for a long row of others.
     Scales of more than one sub-block wait in the scratch, and so do the dot products of more
     than two: the codes do not come in the order in which the sums must be made.
     """
@@ -6135,8 +6160,6 @@ class Products:
     def __init__(self, k, format, x, y, ahead):
         self.k, self.format, self.x, self.y, self.ahead = k, format, x, y, ahead
         self.bias, self.length = format.codes.bias, stretch_of(format)
-        self.ahead_bytes = 8 * format.block_bytes * self.length // format.block_len
-        self.n_codes = self.n_lines = 0
         self.scales, self.dots = {}, {}
         self.many = format.scales is not None
         self.park = self.length > 64
@@ -6156,38 +6179,34 @@ class Products:
             self.k.mov(self.place, self.k.scratch)
 
     def codes(self, i, v):
-        k, sub = self.k, self.format.sub_len
-        s = i // sub
-        self.fetch_ahead()
-        if s not in self.dots:
-            self.dots[s] = [emit_first_sum(k, self.format, self.bias, self.x, s), 0]
-        dot = self.dots[s]
-        emit_dot(k, self.format, self.bias, dot[0], v, self.x, i // 32 * ACT_RECORD + i % 32)
-        dot[1] += 4
-        if self.park and dot[1] == sub:
-            k.store_i32x8(k.scratch, dot[0], 32 * s)
+        k, run = self.k, i // 16
+        self.ahead.fetch(i)
+        if i % 16 == 0:
+            begins = i % self.format.sub_len == 0
+            self.dots[run] = emit_first_sum(k, self.format, self.bias if begins else 0, self.x, i)
+        emit_dot(k, self.format, self.bias, self.dots[run], v, self.x,
+                 i // 32 * ACT_RECORD + i % 32)
+        if self.park and i % 16 == 12:
+            k.store_i32x8(k.scratch, self.dots[run], 32 * run)
 
-    def fetch_ahead(self):
-        """Emit the fetching of a few lines, so that a stretch of codes fetches its share."""
-        per_codes = -(-self.ahead_bytes // 64) / (self.length // 4)
-        self.n_codes += 1
-        while self.n_lines < self.n_codes * per_codes:
-            self.k.prefetch(self.ahead, 64 * self.n_lines)
-            self.n_lines += 1
+    def dot(self, s):
+        """Return the dot product of sub-block s of the stretch."""
+        if self.park:
+            return self.k.load_i32x8(self.k.scratch, 32 * s)
+        return self.dots[2 * s] + self.dots[2 * s + 1]
 
     def finish(self):
         """Emit the float steps of one stretch, in order."""
         k, sub = self.k, self.format.sub_len
         for s in range(self.length // sub):
-            dot = k.load_i32x8(k.scratch, 32 * s) if self.park else self.dots[s][0]
             if self.many:
                 scale = k.load_f32x8(self.place, PARKED + 64 * s)
                 low = k.load_f32x8(self.place, PARKED + 64 * s + 32) if self.format.mins else None
             else:
                 scale, low = self.scales[s]
-            emit_add_dot(k, self.y, dot, scale, low, self.x, s * sub, sub)
-        self.dots, self.n_codes, self.n_lines = {}, 0, 0
-        k.add(self.ahead, self.ahead_bytes, to=self.ahead)
+            emit_add_dot(k, self.y, self.dot(s), scale, low, self.x, s * sub, sub)
+        self.dots = {}
+        self.ahead.finish()
         k.add(self.x, self.length // 32 * ACT_RECORD, to=self.x)
         if self.many:
             k.add(self.place, 64 * (self.length // sub), to=self.place)
@@ -6196,22 +6215,67 @@ class Products:
 PARKED = 256                            # scratch: 8 dot products, then the scales
 
 
+class Ahead:
+    """What is fetched into the cache while a stretch is computed, a line of 64 bytes at a time.
+
+    The processor finds out by itself what will be read next where one thing is read in order,
+    but not where eight rows are.  A group of narrow rows is fetched while the one before it is
+    computed, from end to end.  Two groups of wide rows would not fit the first-level cache; of
+    those the next AHEAD_BYTES of each row are fetched, and at the end of the rows, the first of
+    the next eight.  All lines of a block at once would only fill the queue of reads.
+    """
+
+    def __init__(self, k, format, steps, row_bytes, base):
+        self.k, self.format, self.row_bytes = k, format, row_bytes
+        per_row = format.block_bytes * stretch_of(format) // format.block_len
+        self.wide = 8 * row_bytes > NEAR_BYTES
+        if self.wide:
+            self.n_blocks = AHEAD_BYTES // format.block_bytes
+            self.at = base + self.n_blocks * format.block_bytes
+            self.step = per_row
+            self.lines = [step + line for line in range(0, per_row, 64) for step in steps]
+        else:
+            self.at, self.step = base + 8 * row_bytes, 8 * per_row
+            self.lines = list(range(0, 8 * per_row, 64))
+        self.left = list(self.lines)
+
+    def start(self, blocks_left):
+        """Begin a block.  blocks_left: register, with this block"""
+        if self.wide:
+            with self.k.if_(blocks_left, "==", self.n_blocks):
+                self.k.add(self.at, 7 * self.row_bytes, to=self.at)
+
+    def fetch(self, i):
+        """Emit the fetching that goes with the codes at place i of a stretch."""
+        share = len(self.lines) * (i + 4) / stretch_of(self.format)
+        while self.left and len(self.lines) - len(self.left) < share:
+            self.k.prefetch(self.at, self.left.pop(0))
+
+    def finish(self):
+        """End a stretch."""
+        self.k.add(self.at, self.step, to=self.at)
+        self.left = list(self.lines)
+
+
+NEAR_BYTES = 15 << 10
+AHEAD_BYTES = 768
+
+
 def is_int8(format):
     """Whether the codes fill their bytes, and so have a sign; all others are biased."""
     return format.codes.low[0][3] == 8
 
 
-def emit_first_sum(k, format, bias, x, s, disp=0):
-    """Return what a dot product of sub-block s starts from: less its bias times the codes of x.
+def emit_first_sum(k, format, bias, x, i, disp=0):
+    """Return what the dot product of the sub-block at place i starts from: - bias * sum of x.
 
-    bias: a power of two, or 0   The record, at x + disp for s = 0, holds the sum of the codes,
-    negative, so it is this sum shifted.
+    bias: a power of two, or 0   The record, at x + disp for place 0, holds the sum of the
+    codes, negative, so what is returned is this sum shifted.
     """
     if not bias:
         return k.zero_i32x8()
-    at = s * format.sub_len
-    minus = ACT_MINUS[format.sub_len][at % 32 // format.sub_len]
-    record = disp + at // 32 * ACT_RECORD
+    minus = ACT_MINUS[format.sub_len][i % 32 // format.sub_len]
+    record = disp + i // 32 * ACT_RECORD
     return k.broadcast_i32x8(x, record + minus) << (bias.bit_length() - 1)
 
 
@@ -6253,12 +6317,15 @@ def emit_matvec(k, format, n_in, lanes=8):
     steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
     row = k.chunk * chunk_rows
     end = k.min(row + chunk_rows, n_out)
+    emit_held_constants(k, format)
     with k.while_(row, "<", end):
         first = k.min(row, emit_reload(k, "n_out") - lanes)
         base = emit_reload(k, "w") + first * row_bytes
-        out = Products(k, format, emit_reload(k, "x"), k.zero_f32x8(), base + 8 * row_bytes)
+        ahead = Ahead(k, format, steps, row_bytes, base)
+        out = Products(k, format, emit_reload(k, "x"), k.zero_f32x8(), ahead)
         block = EightRuns(k, base, steps)
-        with k.loop(n_in // format.block_len):
+        with k.loop(n_in // format.block_len) as blocks_left:
+            ahead.start(blocks_left)
             out.start()
             emit_scales(k, format, block, out.keep)
             emit_codes(k, format, block, out)
@@ -6343,7 +6410,7 @@ def emit_tile(k, format, bias, n_in, panel, x, x_step, n_columns):
     y = [k.zero_f32x8() for _ in range(n_columns)]
     with k.loop(n_in // 32):
         for s in range(32 // sub):
-            dots = [emit_first_sum(k, format, bias, x, s, ACT_RECORD * c)
+            dots = [emit_first_sum(k, format, bias, x, s * sub, ACT_RECORD * c)
                     for c in range(n_columns)]
             for i in range(s * sub, (s + 1) * sub, 4):
                 v = k.load_i32x8(panel, 8 * i)
@@ -6378,6 +6445,7 @@ def emit_matmul(k, format, n_in, lanes=8, full_u8=False):
     row = k.chunk * chunk_rows
     end = k.min(row + chunk_rows, n_out)
     panel = k.copy(k.scratch)
+    emit_held_constants(k, format)
     with k.while_(row, "<", end):
         first = k.min(row, emit_reload(k, "n_out") - lanes)
         block = EightRuns(k, emit_reload(k, "w") + first * row_bytes, steps)
