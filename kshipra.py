@@ -6224,7 +6224,7 @@ def _scores_of_few(k, at, keys, pair, n, head_dim):
     then of the next four.
     """
     full, rest, n_keys = head_dim // 8, head_dim % 8, 8 // n
-    unroll = max(u for u in (1, 2, 3, 4, 8) if full % u == 0)
+    unroll = 2 if full % 2 == 0 else 1
     parts = []
     for first in range(0, 8, n_keys):
         sums = [k.zero_f32x8() for _ in range(8)]
@@ -6267,19 +6267,18 @@ def _transpose(k, v):
 
 def _queries_of_eight(k, at, pair, head_dim):
     """Emit the transposed q of eight pairs: `queries` is (padded head_dim, 8 pairs)."""
-    to = k.copy(k.scratch)
-    at_bytes = k.imm(0)
+    to, off = k.copy(k.scratch), k.imm(0)
 
     def body(lanes):
         v = []
         for i in range(8):
-            q = k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.Q) + at_bytes
+            q = k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.Q) + off
             v.append(_load_some(k, q, lanes))
         for i, v in enumerate(_transpose(k, v)):
             k.store_f32x8(to, v, at.queries + 32 * i)
         k.add(to, 256, to=to)
 
-    _each_vector(k, head_dim, ((at_bytes, 32),), body)
+    _each_vector(k, head_dim, ((off, 32),), body)
 
 
 def _scores_of_eight(k, at, keys):
@@ -6290,19 +6289,17 @@ def _scores_of_eight(k, at, keys):
     dimensions r, r + 8, ...; then the tree adds whole vectors, without a shuffle.  Sums of
     lanes 2r and 2r + 1 wait in the scratch for their turn.
     """
-    unroll = max(u for u in (1, 2, 3, 4) if at.n_vectors % u == 0)
     query, waiting = k.copy(k.scratch), k.copy(k.scratch)
     with k.loop(4):
         for r in (0, 1):
             sums = [k.zero_f32x8() for _ in range(8)]
-            with k.loop(at.n_vectors // unroll):
-                for t in range(unroll):
-                    q = k.load_f32x8(query, at.queries + 32 * (8 * t + r))
-                    for i in range(8):
-                        x = k.broadcast_f32x8(keys, at.keys + i * at.row_bytes + 32 * t + 4 * r)
-                        sums[i] += k.mul_f32(x, q, to=x)
-                keys += 32 * unroll
-                query += 256 * unroll
+            with k.loop(at.n_vectors):
+                q = k.load_f32x8(query, at.queries + 32 * r)
+                for i in range(8):
+                    x = k.broadcast_f32x8(keys, at.keys + i * at.row_bytes + 4 * r)
+                    sums[i] += k.mul_f32(x, q, to=x)
+                keys += 32
+                query += 256
             keys -= at.row_bytes
             query -= 8 * at.row_bytes
             for i in range(8):
@@ -6328,17 +6325,17 @@ def _attention_softmax(k, at, field, get, put, pair):
     m, total = k.hmax_f32(k.load_f32x8(state, at.top)), k.zero_f32x8()
 
     def some(n):
-        s = [k.load_f32x8(scores, at.scores + 32 * i) for i in range(n)]
-        p = emit_exp(k, *[x - m for x in s])
-        for i, (x, y) in enumerate(zip(s, p if n > 1 else [p])):
-            y &= k.cmp_f32(x, ">", k.const_f32x8(LOWEST))
-            k.store_f32x8(scores, y, at.scores + 32 * i)
-            k.add_f32(total, y, to=total)
+        x = [k.load_f32x8(scores, at.scores + 32 * i) - m for i in range(n)]
+        for i, p in enumerate(emit_exp(k, *x) if n > 1 else [emit_exp(k, *x)]):
+            score = k.load_f32x8(scores, at.scores + 32 * i)
+            p &= k.cmp_f32(score, ">", k.const_f32x8(LOWEST))
+            k.store_f32x8(scores, p, at.scores + 32 * i)
+            k.add_f32(total, p, to=total)
         k.add(scores, 32 * n, to=scores)
 
-    with k.loop(n_groups >> 1):
-        some(2)
-    with k.if_(n_groups & 1, "!=", 0):
+    with k.loop(n_groups >> 2):
+        some(4)
+    with k.loop(n_groups & 3):
         some(1)
     k.store_f32x8(state, m, at.top)
     k.store_f32x8(state, total, at.total)
@@ -6361,32 +6358,42 @@ def _attention_values(k, at, field, get, put, pair, n):
     states = [k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.STATE) for i in range(n)]
     for state in states:
         _attention_merge(k, at, state)
-    for start in range(0, at.n_vectors, 8 // n):
-        tile = range(start, min(start + 8 // n, at.n_vectors))
+    off, width = k.imm(0), 8 // n
+    full, rest = divmod(at.n_vectors, width)
+
+    def some_vectors(n_vectors):
         first = k.max(get("pos"), get("lowest"))
-        n_values, index = get("last") + 1 - first, first & (CHUNK - 1)
-        values, probs = k.scratch + index * at.row_bytes, [s + (index << 2) for s in states]
-        sums = [[k.zero_f32x8() for _ in tile] for _ in states]
+        index, n_values = first & (CHUNK - 1), get("last") + 1 - first
+        values = k.scratch + index * at.row_bytes + off
+        probs = [state + (index << 2) for state in states]
+        sums = [[k.zero_f32x8() for _ in range(n_vectors)] for _ in states]
 
         def add_values(count):
             for j in range(count):
                 ps = [k.broadcast_f32x8(p, at.scores + 4 * j) for p in probs]
-                for i, t in enumerate(tile):
+                for t in range(n_vectors):
                     v = k.load_f32x8(values, at.values + j * at.row_bytes + 32 * t)
                     for p, o in zip(ps, sums):
-                        o[i] += k.mul_f32(v, p, to=v if p is ps[-1] else None)
+                        o[t] += k.mul_f32(v, p, to=v if p is ps[-1] else None)
             for pointer, n_bytes in ((values, at.row_bytes), *[(p, 4) for p in probs]):
                 k.add(pointer, count * n_bytes, to=pointer)
 
-        with k.loop(n_values >> 2):
-            add_values(4)
-        with k.loop(n_values & 3):
+        with k.loop(n_values >> 1):
+            add_values(2)
+        with k.if_(n_values & 1, "!=", 0):
             add_values(1)
         for state, o in zip(states, sums):
             a, b = (k.broadcast_f32x8(state, at.top + 4 * i) for i in (0, 1))
-            for i, t in enumerate(tile):
-                old = k.load_f32x8(state, at.o + 32 * t)
-                k.store_f32x8(state, old * a + o[i] * b, at.o + 32 * t)
+            to = state + off
+            for t in range(n_vectors):
+                old = k.load_f32x8(to, at.o + 32 * t)
+                k.store_f32x8(to, old * a + o[t] * b, at.o + 32 * t)
+
+    with k.while_(off, "<", 32 * width * full):
+        some_vectors(width)
+        off += 32 * width
+    if rest:
+        some_vectors(rest)
 
 
 def _attention_finish(k, at, field, get, put, head_dim):
