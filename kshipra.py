@@ -23,6 +23,7 @@ Read it, top to bottom:
     7. Model
     8. Sampling
     9. Decoding
+    11. Tools
     12. Front doors
     13. The model in the file
 
@@ -54,6 +55,7 @@ import random
 import re
 import struct
 import sys
+import threading
 import time
 import unicodedata
 import zlib
@@ -1461,6 +1463,26 @@ def _as_str(text):
     return text if isinstance(text, str) else bytes(text).decode("utf-8", "surrogateescape")
 
 
+def rank_by_merges(vocabulary, merges):
+    """Return rank(left, right) for bpe_merge: the place of "left right" in merges."""
+    @functools.lru_cache(maxsize=None)
+    def ranks():
+        return {_as_str(merge): i for i, merge in enumerate(merges)}
+
+    def rank(left, right):
+        found = ranks().get(f"{left} {right}")
+        return found if found is not None and left + right in vocabulary.ids else None
+    return rank
+
+
+def rank_by_scores(vocabulary, scores):
+    """Return rank(left, right) for bpe_merge: the highest score of the joined text first."""
+    def rank(left, right):
+        token = vocabulary.ids.get(left + right)
+        return None if token is None else -scores[token]
+    return rank
+
+
 # 3.2 Where to cut words.  Every family has its regular expressions, applied one after another,
 # each to what the one before has cut.  They speak of Unicode classes, which `re` does not
 # know.  So a character that is not ASCII is first replaced by a stand-in for its class; then
@@ -1470,7 +1492,6 @@ STAND_INS = {"Lu": "À", "Ll": "à", "Lt": "ǅ", "Lm": "ʰ", "Lo": "ª", "M": "\
              "P": "¡", "S": "©", "Z": "\v", "C": "\x80"}
 CLASSES = {"Lu": "A-ZÀ", "Ll": "a-zà", "Lt": "ǅ", "Lm": "ʰ", "Lo": "ª", "L": "A-Za-zÀàǅʰª",
            "M": "\u0300", "N": "0-9²", "P": r"!-#%-*,-/:;?@\[-\]_{}¡", "S": "$+<=>^`|~©"}
-
 
 # The letters, marks, numbers and punctuation that Unicode 14.0, 15.0 and 15.1 added, since
 # Python 3.9 knows 13.0 only and ids must not depend on the Python.  Source: UnicodeData.txt.
@@ -1493,6 +1514,17 @@ NEWER = {
 }
 
 
+@functools.lru_cache(maxsize=None)
+def newer_classes():
+    """Return NEWER as {code point: class}."""
+    found = {}
+    for newer, runs in NEWER.items():
+        for run in runs.split():
+            ends = run.split("-")
+            found.update(dict.fromkeys(range(int(ends[0], 16), int(ends[-1], 16) + 1), newer))
+    return found
+
+
 def stand_in(code):
     """Return the stand-in for a code point; ASCII stands for itself."""
     if code < 128:
@@ -1501,10 +1533,7 @@ def stand_in(code):
         return STAND_INS["Z"]
     category = unicodedata.category(chr(code))
     if category == "Cn":
-        for newer, runs in NEWER.items():
-            bounds = (run.split("-") for run in runs.split())
-            if any(int(run[0], 16) <= code <= int(run[-1], 16) for run in bounds):
-                category = newer
+        category = newer_classes().get(code, category)
     return STAND_INS.get(category) or STAND_INS[category[0]]
 
 
@@ -1532,37 +1561,23 @@ GPT4O = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}
 TEKKEN = GPT4O.replace(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
 PUNCTUATION = r"[\p{P}$+<=>^`|~]+"
 DIGIT, DIGITS, THREE_DIGITS = r"\p{N}", r"\p{N}+", "[0-9][0-9][0-9]"
-KNOWN_PATTERNS = {GPT2, LLAMA3, QWEN2, GPT4O, TEKKEN, DIGIT, DIGITS, THREE_DIGITS, r"\p{N}{1,3}"}
 
-# tokenizer.ggml.pre -> the expressions.
-PRE_TOKENIZERS = {
-    "default":        (r"[\p{P}$+<=>^|~]+", GPT2, DIGITS, THREE_DIGITS),
-    "gpt-2":          (GPT2,),
-    "phi-2":          (GPT2,),
-    "mpt":            (GPT2,),
-    "olmo":           (GPT2,),
-    "falcon":         (PUNCTUATION, GPT2, THREE_DIGITS),
-    "smollm":         (DIGIT, GPT2),
-    "starcoder":      (DIGIT, GPT2),
-    "refact":         (DIGIT, GPT2),
-    "command-r":      (DIGIT, GPT2),
-    "codeshell":      (DIGIT, GPT2),
-    "llama-bpe":      (LLAMA3,),
-    "llama3":         (LLAMA3,),
-    "llama-v3":       (LLAMA3,),
-    "falcon3":        (LLAMA3,),
-    "dbrx":           (LLAMA3,),
-    "smaug-bpe":      (LLAMA3,),
-    "qwen2":          (QWEN2,),
-    "deepseek-r1-qwen": (QWEN2,),
-    "stablelm2":      (QWEN2,),
-    "gpt-4o":         (GPT4O,),
-    "llama4":         (GPT4O,),
-    "tekken":         (TEKKEN,),
-    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", DIGIT),
-}
+# The values of tokenizer.ggml.pre, and the expressions they stand for.
+PRE_TOKENIZERS = {pre: patterns for names, patterns in (
+    ("default", (r"[\p{P}$+<=>^|~]+", GPT2, DIGITS, THREE_DIGITS)),
+    ("gpt-2 phi-2 mpt olmo jais", (GPT2,)),
+    ("falcon", (PUNCTUATION, GPT2, THREE_DIGITS)),
+    ("smollm starcoder refact command-r codeshell exaone minerva-7b", (DIGIT, GPT2)),
+    ("llama-bpe llama3 llama-v3 falcon3 pixtral dbrx smaug-bpe", (LLAMA3,)),
+    ("qwen2 deepseek-r1-qwen stablelm2 hunyuan", (QWEN2,)),
+    ("gpt-4o llama4", (GPT4O,)),
+    ("tekken", (TEKKEN,)),
+    ("deepseek-coder", (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", DIGIT)),
+) for pre in names.split()}
 # A word that is a token as a whole is taken whole, and BOS is added unless the file objects.
-WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}
+WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"}
+# What a tokenizer.json may ask for, in any order.
+KNOWN_PATTERNS = {GPT2, LLAMA3, QWEN2, GPT4O, TEKKEN, DIGIT, DIGITS, THREE_DIGITS, r"\p{N}{1,3}"}
 
 
 @functools.lru_cache(maxsize=None)
@@ -1639,27 +1654,15 @@ CHAR_TO_BYTE = {char: byte for byte, char in BYTE_TO_CHAR.items()}
 class ByteLevel:
     """Byte-level BPE: words of bytes, merged in the order of a list.
 
-    merges: sequence of str or bytes, "left right", most urgent first
-    patterns: where to cut words   whole_words: take a word that is a token without merging
+    rank: of rank_by_merges   patterns: where to cut words, as in cut_words
+    whole_words: take a word that is a token without merging
     """
 
     space_prefix = "never"
 
-    def __init__(self, vocabulary, merges, patterns, whole_words=False, normal_form=None):
-        self.vocabulary, self.merges, self.patterns = vocabulary, merges, patterns
+    def __init__(self, vocabulary, rank, patterns, whole_words=False, normal_form=None):
+        self.vocabulary, self.rank, self.patterns = vocabulary, rank, patterns
         self.whole_words, self.normal_form = whole_words, normal_form
-
-    @functools.cached_property
-    def ranks(self):
-        """{"left right": rank}"""
-        if len(self.merges) and not isinstance(self.merges[0], str):
-            return {bytes(m).decode("utf-8", "surrogateescape"): i
-                    for i, m in enumerate(self.merges)}
-        return {m: i for i, m in enumerate(self.merges)}
-
-    def rank(self, left, right):
-        found = self.ranks.get(f"{left} {right}")
-        return found if found is not None and left + right in self.vocabulary.ids else None
 
     def words(self, text, first):
         if self.normal_form:
@@ -1687,7 +1690,7 @@ BYTE_TEXT = re.compile("<0x[0-9A-F]{2}>")   # and a byte without a character
 class SentencePiece:
     """SentencePiece BPE: characters, merged by the score of the result, with byte fallback.
 
-    rank(left, right): as in bpe_merge   unknown_id: for characters without byte tokens
+    rank: of rank_by_scores or rank_by_merges   unknown_id: for characters without byte tokens
     space_prefix: "always" puts a space before the text and again after each special token,
     "first" only before the text, "never"; a text that begins with one gets none if `once`.
     """
@@ -1758,6 +1761,10 @@ class Tokenizer:
 
     n_vocab: number of tokens   bos_id, eos_id: int or None   stop_ids: set of all ids that
     end a generation   add_bos, add_eos: whether encode adds them
+    strips: {token: (left, right)}: takes the white space beside it away
+    decode(encode(text)) is the text, but for control tokens in it; U+2581, which SentencePiece
+    takes for a space; Unicode normalization, where the files ask for it; and characters that
+    the vocabulary has neither a token nor bytes for.
     """
 
     _WHITE_SPACE = re.compile(r"\s*")
@@ -1877,25 +1884,27 @@ class Tokenizer:
         return "".join([stream.push(token) for token in ids]) + stream.flush()
 
     def stream(self, special: bool = False):
-        """Return a TextStream, which turns ids into text one by one, as a continuation."""
+        """Return a TextStream: push(id) and flush() give the text of ids that go on from a
+        prompt, so that a leading space stays; if BOS comes first, it is decode's text."""
         return TextStream(self, special)
 
 
 class TextStream:
     """Ids to text, one by one, holding bytes back until they are whole characters.
 
-    As the ids continue a text, a leading space is kept, except after BOS.
+    at_start: whether the ids begin a text, so that the space that encode put there is taken
+    off; None: if the first of them is BOS
     """
 
-    def __init__(self, tokenizer, special=False, at_start=False):
+    def __init__(self, tokenizer, special=False, at_start=None):
         self._tokenizer, self._special, self._at_start = tokenizer, special, at_start
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
         """Return the text that is certain once token has come; often its piece, maybe ""."""
         tokenizer = self._tokenizer
-        if token == tokenizer.bos_id:
-            self._at_start = True
+        if self._at_start is None:
+            self._at_start = token == tokenizer.bos_id
         if token in tokenizer._control and not self._special:
             return ""
         piece = tokenizer.piece(token)
@@ -1966,13 +1975,14 @@ def tokenizer_from_gguf(metadata, path=None):
             what = "is missing" if pre is None else f"is {_quote(pre)}, which is unknown"
             refuse("pre", f"the rule for cutting words {what}, and a wrong rule would give wrong "
                           "tokens; convert the model again with a current converter")
-        model = ByteLevel(vocabulary, array_of((str, bytes), "merges"), PRE_TOKENIZERS[pre],
+        merges = array_of((str, bytes), "merges")
+        model = ByteLevel(vocabulary, rank_by_merges(vocabulary, merges), PRE_TOKENIZERS[pre],
                           pre in WHOLE_WORDS)
         adds_bos = pre in WHOLE_WORDS
     else:
         scores = array_of((float, int), "scores", n_vocab)
         space_prefix = "always" if flag("add_space_prefix", True) else "never"
-        model = SentencePiece(vocabulary, _rank_by_scores(vocabulary, scores), space_prefix,
+        model = SentencePiece(vocabulary, rank_by_scores(vocabulary, scores), space_prefix,
                               token_id("unknown_token_id"))
         adds_bos = True
     add_bos = flag("add_bos_token", adds_bos and bos_id is not None)
@@ -1983,14 +1993,6 @@ def tokenizer_from_gguf(metadata, path=None):
                      [token_id("eot_token_id"), token_id("eom_token_id")],
                      add_bos, flag("add_eos_token", False),
                      _phi3_strips(vocabulary) if "phi-3" in name or "phi3" in name else None)
-
-
-def _rank_by_scores(vocabulary, scores):
-    """Return rank(left, right) for SentencePiece: the highest score of the joined text first."""
-    def rank(left, right):
-        token = vocabulary.ids.get(left + right)
-        return None if token is None else -scores[token]
-    return rank
 
 
 def _phi3_strips(vocabulary):
@@ -2008,6 +2010,17 @@ def tokenizer_from_hf(directory):
     From tokenizer.json, else vocab.json and merges.txt, else tokenizer.model; which ids begin
     and end a text stands in tokenizer_config.json, config.json and generation_config.json.
     """
+    try:
+        return _tokenizer_from_hf(directory)
+    except KshipraError:
+        raise
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, struct.error) as error:
+        raise KshipraError("tokenizer: a part is missing or of the wrong type "
+                           f"({type(error).__name__}: {error}); fetch the files again",
+                           directory) from None
+
+
+def _tokenizer_from_hf(directory):
     def at(name):
         return os.path.join(directory, name)
 
@@ -2017,13 +2030,20 @@ def tokenizer_from_hf(directory):
     settings, config, generation = [
         _read_json(at(name)) if there(name) else {}
         for name in ("tokenizer_config.json", "config.json", "generation_config.json")]
-    strips, template = {}, None
+    strips, before, after = {}, None, None
     if there("tokenizer.json"):
-        model, strips, template = _model_from_tokenizer_json(at("tokenizer.json"))
+        root, path = _read_json(at("tokenizer.json")), at("tokenizer.json")
+        model = _model_from_tokenizer_json(root, path)
+        before, after = _template(root, path)
+        strips = {a["id"]: (bool(a.get("lstrip")), bool(a.get("rstrip")))
+                  for a in root.get("added_tokens") or [] if a.get("lstrip") or a.get("rstrip")}
+        adds_bos = before is not None
     elif there("vocab.json", "merges.txt"):
         model = _model_from_vocab_json(directory, settings, config)
+        adds_bos = False
     elif there("tokenizer.model"):
         model = _model_from_sentencepiece(at("tokenizer.model"))
+        adds_bos = True                         # as Llama and Gemma, which have such files
     else:
         raise KshipraError("no tokenizer: tokenizer.json, vocab.json with merges.txt, or "
                            "tokenizer.model is needed", directory)
@@ -2031,25 +2051,23 @@ def tokenizer_from_hf(directory):
     vocabulary = model.vocabulary
 
     def named(text):
+        """Return the id of a token given as its text or as {"content": text}, or None."""
         text = text.get("content") if isinstance(text, dict) else text
-        return vocabulary.special.get(text, vocabulary.ids.get(text)) if text else None
+        return vocabulary.special.get(text, vocabulary.ids.get(text))
 
     def listed(key):
+        """Yield the ids under key, one or a list, in any of the files; those of padding not."""
         for place in (generation, config, config.get("text_config")):
             found = place.get(key) if isinstance(place, dict) else None
             for token in found if isinstance(found, list) else [found]:
                 if type(token) is int and 0 <= token < len(vocabulary):
                     yield token
 
-    before, after = template or (None, None)
-    bos_ids = [named(settings.get("bos_token")), named(before), *listed("bos_token_id")]
-    eos_ids = [named(settings.get("eos_token")), *listed("eos_token_id")]
-    bos_id = next((token for token in bos_ids if token is not None), None)
-    eos_id = next((token for token in eos_ids if token is not None), None)
-    # tokenizer_config.json has the last word; a tokenizer.model alone means Llama's ways.
-    adds_bos = before is not None if template else isinstance(model, SentencePiece)
+    bos_ids = [named(settings.get("bos_token")), named(before), *listed("bos_token_id"), None]
+    eos_ids = [named(settings.get("eos_token")), *listed("eos_token_id"), None]
     add_bos, add_eos = settings.get("add_bos_token"), settings.get("add_eos_token")
-    return Tokenizer(model, bos_id, eos_id, eos_ids,
+    return Tokenizer(model, next(filter(lambda token: token is not None, bos_ids), None),
+                     next(filter(lambda token: token is not None, eos_ids), None), eos_ids,
                      adds_bos if add_bos is None else add_bos,
                      after is not None if add_eos is None else add_eos, strips)
 
@@ -2085,100 +2103,81 @@ def _steps(node, key):
     return node[key] if node["type"] == "Sequence" else [node]
 
 
-def _model_from_tokenizer_json(path):
-    """Return (model, {token: (strips left, strips right)}, template).
+def _unsupported(part, found, path):
+    """Refuse what would change the ids and is not known here."""
+    raise KshipraError(f"tokenizer, {part}: {_quote(found)} is not supported; convert the model "
+                       "to GGUF", path)
 
-    template: the texts of the special tokens put before and after a text, None for none
-    Whatever in the file would change the ids and is not known here is refused.
-    """
-    def refuse(part, found):
-        raise KshipraError(f"tokenizer, {part}: {_quote(found)} is not supported; convert the "
-                           "model to GGUF", path)
 
-    root = _read_json(path)
-    try:
-        bpe, added = root["model"], root.get("added_tokens") or []
-        kind = bpe.get("type", "BPE" if "merges" in bpe else None)
-        if kind != "BPE":
-            refuse("model.type", kind)
-        for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
-            if bpe.get(key):
-                refuse("model." + key, bpe[key])
-        for a in added:
-            if a.get("single_word"):
-                refuse("added_tokens", a)
-        byte_fallback = bool(bpe.get("byte_fallback"))
-        vocabulary = _vocabulary_from_dict(bpe["vocab"], added, byte_fallback, path)
-        merges = [m if isinstance(m, str) else " ".join(m) for m in bpe["merges"]]
+def _model_from_tokenizer_json(root, path):
+    """Return the ByteLevel or SentencePiece that the object in a tokenizer.json describes."""
+    bpe, added = root["model"], root.get("added_tokens") or []
+    kind = bpe.get("type", "BPE" if "merges" in bpe else None)
+    if kind != "BPE":
+        _unsupported("model.type", kind, path)
+    for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
+        if bpe.get(key):
+            _unsupported("model." + key, bpe[key], path)
+    for a in added:
+        if a.get("single_word"):
+            _unsupported("added_tokens", a, path)
+    vocabulary = _vocabulary_from_dict(bpe["vocab"], added, bool(bpe.get("byte_fallback")), path)
+    rank = rank_by_merges(vocabulary, [m if isinstance(m, str) else " ".join(m)
+                                       for m in bpe["merges"]])
 
-        normal_form, prefix, once, to_space = None, "never", False, False
-        for step in _steps(root.get("normalizer"), "normalizers"):
-            if step["type"] in ("NFC", "NFD", "NFKC", "NFKD"):
-                normal_form = step["type"]
-            elif step["type"] == "Prepend" and step["prepend"] == SPACE:
-                prefix = "always"
-            elif step["type"] == "Replace" and step["pattern"] == {"String": " "} \
-                    and step["content"] == SPACE:
-                to_space = True
-            else:
-                refuse("normalizer", step)
-
-        patterns = []
-        for step in _steps(root.get("pre_tokenizer"), "pretokenizers"):
-            if step["type"] == "ByteLevel" and not step.get("add_prefix_space"):
-                patterns += [GPT2] if step.get("use_regex", True) else []
-            elif step["type"] == "Digits":
-                patterns.append(DIGIT if step.get("individual_digits") else DIGITS)
-            elif step["type"] == "Punctuation" and step.get("behavior") == "Contiguous":
-                patterns.append(PUNCTUATION)
-            elif step["type"] == "Metaspace" and step["replacement"] == SPACE \
-                    and not step.get("split", True):
-                scheme = step.get("prepend_scheme", "always")
-                prefix, once, to_space = scheme, True, True
-            elif step["type"] == "Split" and step["pattern"].get("Regex") in KNOWN_PATTERNS \
-                    and (step["behavior"], step.get("invert", False)) in (
-                        ("Isolated", False), ("Removed", True)):
-                patterns.append(step["pattern"]["Regex"])
-            elif step["type"] == "Split" and step["pattern"] == {"String": " "} and to_space:
-                pass                        # no space is left to split at
-            else:
-                refuse("pre_tokenizer", step)
-
-        if to_space and not patterns:
-            ranks = {m: i for i, m in enumerate(merges)}
-            unknown_id = bpe["vocab"].get(bpe.get("unk_token"))
-            model = SentencePiece(vocabulary, _rank_by_merges(vocabulary, ranks), prefix,
-                                  unknown_id, once, normal_form)
-        elif patterns and not to_space:
-            model = ByteLevel(vocabulary, merges, patterns, bool(bpe.get("ignore_merges")),
-                              normal_form)
+    normal_form, space_prefix, once, to_space = None, "never", False, False
+    for step in _steps(root.get("normalizer"), "normalizers"):
+        kind = step["type"]
+        if kind in ("NFC", "NFD", "NFKC", "NFKD"):
+            normal_form = kind
+        elif kind == "Prepend" and step["prepend"] == SPACE:
+            space_prefix = "always"
+        elif kind == "Replace" and (step["pattern"], step["content"]) == ({"String": " "}, SPACE):
+            to_space = True
         else:
-            refuse("pre_tokenizer", root.get("pre_tokenizer"))
+            _unsupported("normalizer", step, path)
 
-        template = (None, None)
-        for step in _steps(root.get("post_processor"), "processors"):
-            if step["type"] == "TemplateProcessing":
-                parts = [part.get("SpecialToken", {}).get("id") for part in step["single"]]
-                text_at = parts.index(None)
-                if text_at > 1 or len(parts) - text_at > 2:
-                    refuse("post_processor", step)
-                template = (parts[0], parts[-1])
-            elif step["type"] != "ByteLevel":
-                refuse("post_processor", step)
-        strips = {a["id"]: (bool(a.get("lstrip")), bool(a.get("rstrip"))) for a in added
-                  if a.get("lstrip") or a.get("rstrip")}
-        return model, strips, template
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise KshipraError(f"tokenizer: a part is missing or of the wrong type "
-                           f"({type(error).__name__}: {error})", path) from None
+    patterns = []
+    for step in _steps(root.get("pre_tokenizer"), "pretokenizers"):
+        kind, pattern = step["type"], step.get("pattern") or {}
+        ways = step.get("behavior"), step.get("invert", False)
+        if kind == "ByteLevel" and not step.get("add_prefix_space"):
+            patterns += [GPT2] if step.get("use_regex", True) else []
+        elif kind == "Digits":
+            patterns.append(DIGIT if step.get("individual_digits") else DIGITS)
+        elif kind == "Punctuation" and ways[0] == "Contiguous":
+            patterns.append(PUNCTUATION)
+        elif kind == "Split" and pattern.get("Regex") in KNOWN_PATTERNS and ways in (
+                ("Isolated", False), ("Removed", True)):
+            patterns.append(pattern["Regex"])
+        elif kind == "Split" and pattern == {"String": " "} and to_space:
+            pass                                # no space is left to cut at
+        elif kind == "Metaspace" and step["replacement"] == SPACE and step.get("split") is False:
+            space_prefix, once, to_space = step.get("prepend_scheme", "always"), True, True
+        else:
+            _unsupported("pre_tokenizer", step, path)
+
+    if to_space == bool(patterns) or space_prefix not in ("always", "first", "never"):
+        _unsupported("pre_tokenizer", root.get("pre_tokenizer"), path)
+    if to_space:
+        return SentencePiece(vocabulary, rank, space_prefix,
+                             bpe["vocab"].get(bpe.get("unk_token")), once, normal_form)
+    return ByteLevel(vocabulary, rank, patterns, bool(bpe.get("ignore_merges")), normal_form)
 
 
-def _rank_by_merges(vocabulary, ranks):
-    """Return rank(left, right) for a SentencePiece vocabulary that comes with merges."""
-    def rank(left, right):
-        found = ranks.get(f"{left} {right}")
-        return found if found is not None and left + right in vocabulary.ids else None
-    return rank
+def _template(root, path):
+    """Return the texts of the special tokens put before and after a text, None for none."""
+    before = after = None
+    for step in _steps(root.get("post_processor"), "processors"):
+        if step["type"] == "TemplateProcessing":
+            parts = [part.get("SpecialToken", {}).get("id") for part in step["single"]]
+            text_at = parts.index(None)
+            if text_at > 1 or len(parts) - text_at > 2:
+                _unsupported("post_processor", step, path)
+            before, after = parts[0], parts[-1]
+        elif step["type"] != "ByteLevel":
+            _unsupported("post_processor", step, path)
+    return before, after
 
 
 def _model_from_vocab_json(directory, settings, config):
@@ -2198,7 +2197,8 @@ def _model_from_vocab_json(directory, settings, config):
     with open(os.path.join(directory, "merges.txt"), encoding="utf-8") as file:
         lines = file.read().split("\n")
     merges = [line for line in lines if line and not line.startswith("#version:")]
-    return ByteLevel(_vocabulary_from_dict(ids, added, False, path), merges, patterns,
+    vocabulary = _vocabulary_from_dict(ids, added, False, path)
+    return ByteLevel(vocabulary, rank_by_merges(vocabulary, merges), patterns,
                      normal_form="NFC" if patterns == (QWEN2,) else None)
 
 
@@ -2256,6 +2256,9 @@ def _model_from_sentencepiece(path):
             piece = dict(_protobuf_fields(value, path))
             types.append(piece.get(3, NORMAL))
             text = piece.get(1, b"")
+            if not isinstance(text, bytes) or types[-1] not in range(1, 7):
+                raise KshipraError(f"piece {len(texts)}: text {_quote(text)} of type {types[-1]}; "
+                                   "fetch the file again", path)
             texts.append(text.replace(SPACE.encode(), b" ") if types[-1] == USER_DEFINED else text)
             scores.append(struct.unpack("<f", piece.get(2, bytes(4)))[0])
         elif number == 2:
@@ -2269,13 +2272,17 @@ def _model_from_sentencepiece(path):
         raise KshipraError("normalizer_spec: a character map or the removal of extra white space "
                            "is not supported", path)
     vocabulary = Vocabulary(texts, types)
-    return SentencePiece(vocabulary, _rank_by_scores(vocabulary, scores),
+    return SentencePiece(vocabulary, rank_by_scores(vocabulary, scores),
                          "always" if normalizer.get(3, 1) else "never",
                          types.index(UNKNOWN) if UNKNOWN in types else None)
 
 
 def load_tokenizer(path):
-    """Return the Tokenizer of a GGUF file, vocabulary-only ones included, or an HF directory."""
+    """Return the Tokenizer of a GGUF file, a vocabulary-only one too, or of an HF directory,
+    which a safetensors file in it may stand for."""
+    path = os.fspath(path)
+    if path.endswith(".safetensors"):
+        path = os.path.dirname(path) or "."
     if os.path.isdir(path):
         return tokenizer_from_hf(path)
     return tokenizer_from_gguf(GGUF(path).metadata, path)
@@ -2344,11 +2351,14 @@ def lane_sum(values):
     return tree_sum(lanes)
 
 
+NOT_FINITE = ("an activation is infinite or not a number; the model's weights are damaged or its "
+              "type cannot hold them, so fetch it again")
+
+
 def check_finite(values):
     """Raise KshipraError if one of the values is infinite or not a number."""
     if not math.isfinite(sum(values)):
-        raise KshipraError("an activation is infinite or not a number; the model's weights are "
-                           "damaged or its type cannot hold them, so fetch it again")
+        raise KshipraError(NOT_FINITE)
 
 
 # 4.1 Functions of one number.  libm differs between systems in the last bit, so exp is our
@@ -2816,8 +2826,11 @@ class Reference:
         return [softcap_of(row, cap) for row in x]
 
     def run(self, forward, model, batch):
-        """Run a forward pass on these operations."""
-        return forward(model, self, batch)
+        """Return the logits that a forward pass on these operations computes, all finite."""
+        logits = forward(model, self, batch)
+        for row in logits:
+            check_finite(row)
+        return logits
 
     def argmax(self, row):
         """Return the lowest index of the largest value of one row of logits."""
@@ -3428,13 +3441,24 @@ class Block:
             k._control("end" + self.kind, *self.operands, number)
 
 
+# How far the constants of an operation go: bits of a shift, lanes, halves, bits of a mask.
+_LIMITS = {"shl": 64, "shr": 64, "sar": 64, "shl_i32": 32, "shr_i32": 32, "sar_i32": 32, "shl_i16": 16,
+           "shr_i16": 16, "sar_i16": 16, "broadcast_lane": 8, "extract_i32": 8, "insert_i32": 8,
+           "extend_i8": 2, "extend_u8": 2, "extend_i16": 2, "extend_u16": 2, "blend_i32": 256,
+           "halves": 4, "shuffle_i32": 4}
+
+
 def _add_method(op):
-    """Give Builder the method that appends one `op`.  Checks kinds, so that mistakes show where made."""
+    """Give Builder the method that appends one `op`.
+
+    Kinds and constants are checked here, so that a mistake shows in the line that makes it.
+    """
     name, lane, accepts, sets, updates = op.name, op.lane, op.accepts, op.sets, op.updates
     n_operands = len(op.letters) - sets
     has_disp = op.letters.endswith("d")
-    vector = op.letters[:1] == "V"
+    result_kind = VecReg if op.letters[:1] in "VW" else IntReg
     like = 1 if name == "select" else 0            # the operand whose lane type the result has
+    limit = _LIMITS.get(name)
 
     def method(self, *operands, to=None):
         if updates:
@@ -3443,16 +3467,28 @@ def _add_method(op):
             operands += (0,)
         if tuple(map(type, operands)) not in accepts:
             raise TypeError(f"{name} takes {op.letters[sets:]!r}, got {operands}")
-        if sets:
-            if to is None:
-                to = VecReg(self, lane or operands[like].lane) if vector else IntReg(self)
-            self.instructions.append((name, to, *operands))
-            return to
-        self.instructions.append((name, *operands))
+        if limit and not _within(operands, limit):
+            raise ValueError(f"{name} takes constants 0 to {limit - 1}, got {operands}")
+        if not sets:
+            self.instructions.append((name, *operands))
+            return None
+        if to is None:
+            to = IntReg(self) if result_kind is IntReg else VecReg(self, lane or operands[like].lane)
+        elif type(to) is not result_kind:
+            raise TypeError(f"{name} sets a {result_kind.__name__}, got to={to}")
+        self.instructions.append((name, to, *operands))
+        return to
 
     setattr(Builder, "_op_" + name, method)
     if not hasattr(Builder, name):
         setattr(Builder, name, method)
+
+
+def _within(operands, limit):
+    """Return whether all constants among operands, or in a tuple of them, are in 0..limit-1."""
+    constants = [x for x in operands if type(x) is int] + [
+        x for order in operands if type(order) is tuple for x in order]
+    return all(0 <= x < limit for x in constants)
 
 
 def _register_or_int(name, position):
@@ -3699,11 +3735,14 @@ def _emit(kernel, encoder, before_each=None):
 def listing(kernel, isa, abi=None):
     """Return a kernel as text: each operation, and below it offset, bytes and assembly.
 
-    The encoder's emitting methods are wrapped to note what they are called with, so that nothing
-    is spent on text unless it is asked for.
+    The emitting methods of an encoder are wrapped to note what they are called with, so that
+    nothing is spent on text unless it is asked for.  That of arm64 has none: its words can be read.
     """
     encoder = ENCODERS[isa](isa, abi or host_abi())
-    notes, depth = [], 0                    # (offset, emitter or None, what it was given)
+    notes, depth = [(0, None, ("begin",))], 0       # (offset, emitter or None, what it was given)
+
+    def place():
+        return encoder.unit_bytes * len(encoder.code)
 
     def wrapped(name):
         emit = getattr(encoder, name)
@@ -3711,7 +3750,7 @@ def listing(kernel, isa, abi=None):
         def noting(*operands):
             nonlocal depth
             if depth == 0:                  # an emitter may use another one
-                notes.append((len(encoder.code), name, operands))
+                notes.append((place(), name, operands))
             depth += 1
             emit(*operands)
             depth -= 1
@@ -3719,17 +3758,20 @@ def listing(kernel, isa, abi=None):
 
     for name in encoder.EMITTERS:
         setattr(encoder, name, wrapped(name))
-    _emit(kernel, encoder, lambda instruction: notes.append((len(encoder.code), None, instruction)))
-    notes.append((len(encoder.code), None, ("end",)))
+    _emit(kernel, encoder, lambda instruction: notes.append((place(), None, instruction)))
+    notes.append((place(), None, ("end",)))
     code = encoder.finish()
     ends = [note[0] for note in notes[1:]] + [encoder.n_code_bytes]
     lines = [f"; {kernel.name} for {isa}, {encoder.abi}: {len(code)} bytes"]
     for (start, name, operands), end in zip(notes, ends):
         if name is None:
             lines.append("; " + " ".join([operands[0], ", ".join(map(str, operands[1:]))]).strip())
+            parts = [(at, code[at:at + 4]) for at in range(start, end, 4)]      # none if noted
+            texts = [encoder.disassemble(data) for _, data in parts]
         else:
-            text = encoder.text(name, operands, code[start:end])
-            lines.append(f"{start:04x}  {code[start:end].hex(' '):<30}  {text}")
+            parts, texts = [(start, code[start:end])], [encoder.text(name, operands, code[start:end])]
+        for (at, data), text in zip(parts, texts):
+            lines.append(f"{at:04x}  {data.hex(' '):<30}  {text}")
     if len(code) > encoder.n_code_bytes:
         lines.append(f"{encoder.n_code_bytes:04x}  constants: {code[encoder.n_code_bytes:].hex(' ')}")
     return "\n".join(lines)
@@ -3880,6 +3922,7 @@ class X86:
     """
 
     n_vectors = 16
+    unit_bytes = 1                                # code is a bytearray
 
     def __init__(self, isa, abi):
         self.isa, self.abi = isa, abi
@@ -4565,6 +4608,7 @@ def _x86_rows(isa):
         "shl_i16": _shift_vector("vpsllw", 6), "shr_i16": _shift_vector("vpsrlw", 2),
         "sar_i16": _shift_vector("vpsraw", 4),
         "widen_i8x16": _vload("vpmovsxbw"), "widen_u8x16": _vload("vpmovzxbw"),
+        "f16_to_f32": _two("vcvtph2ps"),
         "extend_i8": _extend("vpmovsxbw"), "extend_u8": _extend("vpmovzxbw"),
         "extend_i16": _extend("vpmovsxwd"), "extend_u16": _extend("vpmovzxwd"),
         "madd": _three("vpmaddwd"),
@@ -4605,6 +4649,902 @@ ENCODERS.update(avx2=X86, vnni=X86, avxvnni=X86)
 
 # ---------------------------------------------------------------------------------------
 # 5.3 arm64
+#
+# An arm64 instruction is one word of 32 bits, always.  The word is cut into fields: some bits say
+# which operation, others which registers.  This one adds two registers of four float32 lanes,
+# `fadd v3.4s, v1.4s, v2.4s`:
+#
+#      31         21 20   16 15    10 9     5 4     0
+#     +-------------+-------+--------+-------+-------+
+#     | 01001110001 | mmmmm | 110101 | nnnnn | ddddd |      v_d = v_n + v_m
+#     +-------------+-------+--------+-------+-------+
+#       operation      2                1       3
+#
+# The one idea: the table below draws every word that we use just so, as 32 characters in which a
+# 0 or 1 is meant and a run of letters is a field (a capital: a signed one).  Beside it stands the
+# text, a format string of the same letters.  From the picture comes the function that makes the
+# word; the listing goes the other way, finds the picture that a word fits and fills in the text.
+#
+# NEON, the vector part, has 32 registers v0..v31 of 128 bits: our 256-bit register number p is
+# the pair v2p (low half), v2p+1 (high half), and most operations are one instruction for each.
+#
+#     x0..x14, x19..x28   whole numbers and addresses; x0, x1, x2 hold our parameters on entry
+#     x15, x16, x17       ours for the length of one operation: constants, addresses far away
+#     x18                 belongs to the system on macOS and Windows; x29, x30 frame and return
+#     v8..v15, x19..x28   must be left as found (of v8..v15 only the low 64 bits)
+#
+# Source: Arm Architecture Reference Manual (DDI 0487), C4 for the words, C6 and C7 for what they
+# do; Procedure Call Standard for the Arm 64-bit Architecture (IHI 0055), section 6.
+
+_CONDITIONS = "eq ne hs lo mi pl vs vc hi ls ge lt gt le al".split()
+_CONDITION = {how: _CONDITIONS.index(name) for how, name in
+              (("<", "lt"), ("<=", "le"), (">", "gt"), (">=", "ge"), ("==", "eq"), ("!=", "ne"))}
+
+
+def _bitmask_bits(value):
+    """Return the 13 bits N:immr:imms of an `and` with a constant, or None if it has none.
+
+    Such a constant is a run of ones, rotated, in an element of 2, 4 ... 64 bits that repeats:
+    imms says how long the element and (less one) the run, immr how far it turns to the right.
+    """
+    value &= 2**64 - 1
+    if value in (0, 2**64 - 1):
+        return None
+    size = 64
+    while size > 2 and value >> size // 2 == value & ((1 << size // 2) - 1):
+        size //= 2
+        value &= (1 << size) - 1
+    ones = bin(value).count("1")
+    run = (1 << ones) - 1
+    for turn in range(size):
+        if ((run >> turn) | (run << (size - turn))) & ((1 << size) - 1) == value:
+            return (size == 64) << 12 | turn << 6 | ((-size << 1) & 63 | ones - 1) & 63
+    return None
+
+
+def _bitmask_value(bits):
+    """Return the constant that `_bitmask_bits` encodes."""
+    size = 1 << ((bits >> 12 << 6 | ~bits & 63).bit_length() - 1)
+    turn, ones = (bits >> 6) & (size - 1), (bits & (size - 1)) + 1
+    run = (1 << ones) - 1
+    element = ((run >> turn) | (run << (size - turn))) & ((1 << size) - 1)
+    return sum([element << i for i in range(0, 64, size)])
+
+
+# Loads and stores come in two forms: with a displacement of 0..4095 units of the size moved, and
+# with one of -256..255 bytes.  Here for each: size, whether of a vector register, kind, register.
+_ACCESSES = {
+    "str.b": ("00", 0, "00", "w"), "ldr.b": ("00", 0, "01", "w"), "ldrs.b": ("00", 0, "10", "x"),
+    "str.h": ("01", 0, "00", "w"), "ldr.h": ("01", 0, "01", "w"), "ldrs.h": ("01", 0, "10", "x"),
+    "str.w": ("10", 0, "00", "w"), "ldr.w": ("10", 0, "01", "w"), "ldrs.w": ("10", 0, "10", "x"),
+    "str.x": ("11", 0, "00", "x"), "ldr.x": ("11", 0, "01", "x"),
+    "ldr.vb": ("00", 1, "01", "b"), "ldr.vh": ("01", 1, "01", "h"),
+    "ldr.s": ("10", 1, "01", "s"), "str.s": ("10", 1, "00", "s"),
+    "ldr.d": ("11", 1, "01", "d"), "str.d": ("11", 1, "00", "d"),
+    "ldr.q": ("00", 1, "11", "q"), "str.q": ("00", 1, "10", "q"),
+}
+_ACCESS_BYTES = {name: 16 if name[-1] == "q" else 1 << int(row[0], 2)
+                 for name, row in _ACCESSES.items()}
+
+
+def _access_rows():
+    for name, (size, vector, kind, register) in _ACCESSES.items():
+        verb, suffix = name.split(".")
+        letter = {"b": "b", "h": "h"}.get(suffix, "w" if verb == "ldrs" else "")
+        yield (name, f"{size}111{vector}01{kind} iiiiiiiiiiii nnnnn ddddd",
+               f"{verb}{letter} {register}{{d}}, [x{{n}}, #{{i*{_ACCESS_BYTES[name]}}}]")
+        yield (name + "u", f"{size}111{vector}00{kind}0 IIIIIIIII 00 nnnnn ddddd",
+               f"{verb[:2]}u{verb[2:]}{letter} {register}{{d}}, [x{{n}}, #{{I}}]")
+
+
+# name, word, text.  A name is the mnemonic and what the lanes are: 4s, four of 32 bits; 8h, eight
+# of 16; 16b, sixteen of 8; 2d, two of 64.  The operands are given in the order of the text.
+_A64_ROWS = [
+    # whole numbers
+    ("movz",     "110100101 hh iiiiiiiiiiiiiiii ddddd", "movz x{d}, #{i:#x}, lsl #{h*16}"),
+    ("movn",     "100100101 hh iiiiiiiiiiiiiiii ddddd", "movn x{d}, #{i:#x}, lsl #{h*16}"),
+    ("movk",     "111100101 hh iiiiiiiiiiiiiiii ddddd", "movk x{d}, #{i:#x}, lsl #{h*16}"),
+    ("mov.x",    "10101010000 mmmmm 000000 11111 ddddd", "mov x{d}, x{m}"),
+    ("add.x",    "10001011000 mmmmm 000000 nnnnn ddddd", "add x{d}, x{n}, x{m}"),
+    ("sub.x",    "11001011000 mmmmm 000000 nnnnn ddddd", "sub x{d}, x{n}, x{m}"),
+    ("and.x",    "10001010000 mmmmm 000000 nnnnn ddddd", "and x{d}, x{n}, x{m}"),
+    ("orr.x",    "10101010000 mmmmm 000000 nnnnn ddddd", "orr x{d}, x{n}, x{m}"),
+    ("eor.x",    "11001010000 mmmmm 000000 nnnnn ddddd", "eor x{d}, x{n}, x{m}"),
+    ("cmp.x",    "11101011000 mmmmm 000000 nnnnn 11111", "cmp x{n}, x{m}"),
+    ("mul.x",    "10011011000 mmmmm 011111 nnnnn ddddd", "mul x{d}, x{n}, x{m}"),
+    ("msub.x",   "10011011000 mmmmm 1 aaaaa nnnnn ddddd", "msub x{d}, x{n}, x{m}, x{a}"),
+    ("udiv.x",   "10011010110 mmmmm 000010 nnnnn ddddd", "udiv x{d}, x{n}, x{m}"),
+    ("csel.x",   "10011010100 mmmmm cccc 00 nnnnn ddddd",
+     "csel x{d}, x{n}, x{m}, {_CONDITIONS[c]}"),
+    ("sub.sp",   "1101000100 iiiiiiiiiiii 11111 11111", "sub sp, sp, #{i}"),
+    ("add.sp",   "1001000100 iiiiiiiiiiii 11111 11111", "add sp, sp, #{i}"),
+    ("cmp.i",    "1111000100 iiiiiiiiiiii nnnnn 11111", "cmp x{n}, #{i}"),
+    ("cmn.i",    "1011000100 iiiiiiiiiiii nnnnn 11111", "cmn x{n}, #{i}"),
+    ("add.i",    "1001000100 iiiiiiiiiiii nnnnn ddddd", "add x{d}, x{n}, #{i}"),
+    ("add.i12",  "1001000101 iiiiiiiiiiii nnnnn ddddd", "add x{d}, x{n}, #{i}, lsl #12"),
+    ("sub.i",    "1101000100 iiiiiiiiiiii nnnnn ddddd", "sub x{d}, x{n}, #{i}"),
+    ("sub.i12",  "1101000101 iiiiiiiiiiii nnnnn ddddd", "sub x{d}, x{n}, #{i}, lsl #12"),
+    ("subs.i",   "1111000100 iiiiiiiiiiii nnnnn ddddd", "subs x{d}, x{n}, #{i}"),
+    ("and.i",    "100100100 iiiiiiiiiiiii nnnnn ddddd", "and x{d}, x{n}, #{_bitmask_value(i):#x}"),
+    ("orr.i",    "101100100 iiiiiiiiiiiii nnnnn ddddd", "orr x{d}, x{n}, #{_bitmask_value(i):#x}"),
+    ("eor.i",    "110100100 iiiiiiiiiiiii nnnnn ddddd", "eor x{d}, x{n}, #{_bitmask_value(i):#x}"),
+    ("lsr.i",    "1101001101 iiiiii 111111 nnnnn ddddd", "lsr x{d}, x{n}, #{i}"),
+    ("asr.i",    "1001001101 iiiiii 111111 nnnnn ddddd", "asr x{d}, x{n}, #{i}"),
+    ("lsl.i",    "1101001101 rrrrrr ssssss nnnnn ddddd", "lsl x{d}, x{n}, #{63-s}"),  # r = s + 1
+    # memory
+    *_access_rows(),
+    ("ldp.q",    "1010110101 IIIIIII mmmmm nnnnn ddddd", "ldp q{d}, q{m}, [x{n}, #{I*16}]"),
+    ("stp.q",    "1010110100 IIIIIII mmmmm nnnnn ddddd", "stp q{d}, q{m}, [x{n}, #{I*16}]"),
+    ("stp.x",    "1010100100 IIIIIII mmmmm 11111 ddddd", "stp x{d}, x{m}, [sp, #{I*8}]"),
+    ("ldp.x",    "1010100101 IIIIIII mmmmm 11111 ddddd", "ldp x{d}, x{m}, [sp, #{I*8}]"),
+    ("stp.d",    "0110110100 IIIIIII mmmmm 11111 ddddd", "stp d{d}, d{m}, [sp, #{I*8}]"),
+    ("ldp.d",    "0110110101 IIIIIII mmmmm 11111 ddddd", "ldp d{d}, d{m}, [sp, #{I*8}]"),
+    ("prfm",     "1111100110 iiiiiiiiiiii nnnnn 00000", "prfm pldl1keep, [x{n}, #{i*8}]"),
+    ("ldar",     "11001000110 11111 1 11111 nnnnn ddddd", "ldar x{d}, [x{n}]"),
+    ("stlr",     "11001000100 11111 1 11111 nnnnn ddddd", "stlr x{d}, [x{n}]"),
+    ("ldaxr",    "11001000010 11111 1 11111 nnnnn ddddd", "ldaxr x{d}, [x{n}]"),
+    ("stlxr",    "11001000000 sssss 1 11111 nnnnn ddddd", "stlxr w{s}, x{d}, [x{n}]"),
+    ("ldr.qlit", "10011100 IIIIIIIIIIIIIIIIIII ddddd", "ldr q{d}, .{4*I:+}"),
+    ("ld1.s",    "0q001101110 11111 100 s 00 nnnnn ddddd", "ld1 {{v{d}.s}}[{2*q+s}], [x{n}], #4"),
+    ("st1.s",    "0q001101100 11111 100 s 00 nnnnn ddddd", "st1 {{v{d}.s}}[{2*q+s}], [x{n}], #4"),
+    # control and the system
+    ("b",        "000101 IIIIIIIIIIIIIIIIIIIIIIIIII", "b .{4*I:+}"),
+    ("b.if",     "01010100 IIIIIIIIIIIIIIIIIII 0 cccc", "b.{_CONDITIONS[c]} .{4*I:+}"),
+    ("cbnz",     "10110101 IIIIIIIIIIIIIIIIIII ddddd", "cbnz x{d}, .{4*I:+}"),
+    ("blr",      "1101011000111111000000 nnnnn 00000", "blr x{n}"),
+    ("ret",      "11010110010111110000001111000000", "ret"),
+    ("isb",      "11010101000000110011111111011111", "isb"),
+    # vectors: the bits as they are, lanes moved about
+    ("mov.16b",  "01001110101 nnnnn 000111 nnnnn ddddd", "mov v{d}.16b, v{n}.16b"),
+    ("and.16b",  "01001110001 mmmmm 000111 nnnnn ddddd", "and v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("bic.16b",  "01001110011 mmmmm 000111 nnnnn ddddd", "bic v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("orr.16b",  "01001110101 mmmmm 000111 nnnnn ddddd", "orr v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("eor.16b",  "01101110001 mmmmm 000111 nnnnn ddddd", "eor v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("bsl.16b",  "01101110011 mmmmm 000111 nnnnn ddddd", "bsl v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("bit.16b",  "01101110101 mmmmm 000111 nnnnn ddddd", "bit v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("bif.16b",  "01101110111 mmmmm 000111 nnnnn ddddd", "bif v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("mvn.16b",  "0110111000100000010110 nnnnn ddddd", "mvn v{d}.16b, v{n}.16b"),
+    ("movi.16b", "0100111100000 aaa 111001 bbbbb ddddd", "movi v{d}.16b, #{32*a+b:#x}"),
+    ("dup.b",    "01001110000 iiii1 000001 nnnnn ddddd", "dup v{d}.16b, v{n}.b[{i}]"),
+    ("dup.h",    "01001110000 iii10 000001 nnnnn ddddd", "dup v{d}.8h, v{n}.h[{i}]"),
+    ("dup.s",    "01001110000 ii100 000001 nnnnn ddddd", "dup v{d}.4s, v{n}.s[{i}]"),
+    ("dup.d",    "01001110000 i1000 000001 nnnnn ddddd", "dup v{d}.2d, v{n}.d[{i}]"),
+    ("dup.w",    "01001110000 00100 000011 nnnnn ddddd", "dup v{d}.4s, w{n}"),
+    ("umov.d",   "01001110000 i1000 001111 nnnnn ddddd", "mov x{d}, v{n}.d[{i}]"),
+    ("smov.s",   "01001110000 ii100 001011 nnnnn ddddd", "smov x{d}, v{n}.s[{i}]"),
+    ("ins.w",    "01001110000 ii100 000111 nnnnn ddddd", "ins v{d}.s[{i}], w{n}"),
+    ("ins.s",    "01101110000 ii100 0 jj00 1 nnnnn ddddd", "ins v{d}.s[{i}], v{n}.s[{j}]"),
+    ("zip1.16b", "01001110000 mmmmm 001110 nnnnn ddddd", "zip1 v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("zip1.8h",  "01001110010 mmmmm 001110 nnnnn ddddd", "zip1 v{d}.8h, v{n}.8h, v{m}.8h"),
+    ("zip1.4s",  "01001110100 mmmmm 001110 nnnnn ddddd", "zip1 v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("zip1.2d",  "01001110110 mmmmm 001110 nnnnn ddddd", "zip1 v{d}.2d, v{n}.2d, v{m}.2d"),
+    ("zip2.16b", "01001110000 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("zip2.8h",  "01001110010 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.8h, v{n}.8h, v{m}.8h"),
+    ("zip2.4s",  "01001110100 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("zip2.2d",  "01001110110 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.2d, v{n}.2d, v{m}.2d"),
+    ("ext.16b",  "01101110000 mmmmm 0 iiii 0 nnnnn ddddd",
+     "ext v{d}.16b, v{n}.16b, v{m}.16b, #{i}"),
+    ("rev64.4s", "0100111010100000000010 nnnnn ddddd", "rev64 v{d}.4s, v{n}.4s"),
+    ("tbl.16b",  "01001110000 mmmmm 000000 nnnnn ddddd", "tbl v{d}.16b, {{v{n}.16b}}, v{m}.16b"),
+    # float32
+    ("fadd.4s",  "01001110001 mmmmm 110101 nnnnn ddddd", "fadd v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fsub.4s",  "01001110101 mmmmm 110101 nnnnn ddddd", "fsub v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fmul.4s",  "01101110001 mmmmm 110111 nnnnn ddddd", "fmul v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fdiv.4s",  "01101110001 mmmmm 111111 nnnnn ddddd", "fdiv v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("faddp.4s", "01101110001 mmmmm 110101 nnnnn ddddd", "faddp v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fcmeq.4s", "01001110001 mmmmm 111001 nnnnn ddddd", "fcmeq v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fcmge.4s", "01101110001 mmmmm 111001 nnnnn ddddd", "fcmge v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fcmgt.4s", "01101110101 mmmmm 111001 nnnnn ddddd", "fcmgt v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("fsqrt.4s", "0110111010100001111110 nnnnn ddddd", "fsqrt v{d}.4s, v{n}.4s"),
+    ("frintn.4s", "0100111000100001100010 nnnnn ddddd", "frintn v{d}.4s, v{n}.4s"),
+    ("frintm.4s", "0100111000100001100110 nnnnn ddddd", "frintm v{d}.4s, v{n}.4s"),
+    ("scvtf.4s", "0100111000100001110110 nnnnn ddddd", "scvtf v{d}.4s, v{n}.4s"),
+    ("fcvtns.4s", "0100111000100001101010 nnnnn ddddd", "fcvtns v{d}.4s, v{n}.4s"),
+    ("fcvtl.4s", "0000111000100001011110 nnnnn ddddd", "fcvtl v{d}.4s, v{n}.4h"),
+    ("fcvtl2.4s", "0100111000100001011110 nnnnn ddddd", "fcvtl2 v{d}.4s, v{n}.8h"),
+    ("fcvtn.4h", "0000111000100001011010 nnnnn ddddd", "fcvtn v{d}.4h, v{n}.4s"),
+    ("fcvtn2.8h", "0100111000100001011010 nnnnn ddddd", "fcvtn2 v{d}.8h, v{n}.4s"),
+    # whole numbers in lanes
+    ("add.4s",   "01001110101 mmmmm 100001 nnnnn ddddd", "add v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("add.8h",   "01001110011 mmmmm 100001 nnnnn ddddd", "add v{d}.8h, v{n}.8h, v{m}.8h"),
+    ("add.16b",  "01001110001 mmmmm 100001 nnnnn ddddd", "add v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("sub.4s",   "01101110101 mmmmm 100001 nnnnn ddddd", "sub v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("sub.8h",   "01101110011 mmmmm 100001 nnnnn ddddd", "sub v{d}.8h, v{n}.8h, v{m}.8h"),
+    ("sub.16b",  "01101110001 mmmmm 100001 nnnnn ddddd", "sub v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("mul.4s",   "01001110101 mmmmm 100111 nnnnn ddddd", "mul v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("mul.8h",   "01001110011 mmmmm 100111 nnnnn ddddd", "mul v{d}.8h, v{n}.8h, v{m}.8h"),
+    ("smin.4s",  "01001110101 mmmmm 011011 nnnnn ddddd", "smin v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("smax.4s",  "01001110101 mmmmm 011001 nnnnn ddddd", "smax v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("umax.4s",  "01101110101 mmmmm 011001 nnnnn ddddd", "umax v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("umin.16b", "01101110001 mmmmm 011011 nnnnn ddddd", "umin v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("umax.16b", "01101110001 mmmmm 011001 nnnnn ddddd", "umax v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("cmeq.4s",  "01101110101 mmmmm 100011 nnnnn ddddd", "cmeq v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("cmeq.16b", "01101110001 mmmmm 100011 nnnnn ddddd", "cmeq v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("cmgt.4s",  "01001110101 mmmmm 001101 nnnnn ddddd", "cmgt v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("cmgt.16b", "01001110001 mmmmm 001101 nnnnn ddddd", "cmgt v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("cmtst.16b", "01001110001 mmmmm 100011 nnnnn ddddd", "cmtst v{d}.16b, v{n}.16b, v{m}.16b"),
+    ("cmlt0.16b", "0100111000100000101010 nnnnn ddddd", "cmlt v{d}.16b, v{n}.16b, #0"),
+    ("ushl.4s",  "01101110101 mmmmm 010001 nnnnn ddddd", "ushl v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("abs.4s",   "0100111010100000101110 nnnnn ddddd", "abs v{d}.4s, v{n}.4s"),
+    ("abs.16b",  "0100111000100000101110 nnnnn ddddd", "abs v{d}.16b, v{n}.16b"),
+    ("neg.4s",   "0110111010100000101110 nnnnn ddddd", "neg v{d}.4s, v{n}.4s"),
+    ("addp.4s",  "01001110101 mmmmm 101111 nnnnn ddddd", "addp v{d}.4s, v{n}.4s, v{m}.4s"),
+    ("addp.8h",  "01001110011 mmmmm 101111 nnnnn ddddd", "addp v{d}.8h, v{n}.8h, v{m}.8h"),
+    ("addv.4s",  "0100111010110001101110 nnnnn ddddd", "addv s{d}, v{n}.4s"),
+    ("umaxv.4s", "0110111010110000101010 nnnnn ddddd", "umaxv s{d}, v{n}.4s"),
+    ("shl.4s",   "01001111001 iiiii 010101 nnnnn ddddd", "shl v{d}.4s, v{n}.4s, #{i}"),
+    ("shl.8h",   "010011110001 iiii 010101 nnnnn ddddd", "shl v{d}.8h, v{n}.8h, #{i}"),
+    ("sshr.4s",  "01001111001 iiiii 000001 nnnnn ddddd", "sshr v{d}.4s, v{n}.4s, #{32-i}"),
+    ("sshr.8h",  "010011110001 iiii 000001 nnnnn ddddd", "sshr v{d}.8h, v{n}.8h, #{16-i}"),
+    ("ushr.4s",  "01101111001 iiiii 000001 nnnnn ddddd", "ushr v{d}.4s, v{n}.4s, #{32-i}"),
+    ("ushr.8h",  "011011110001 iiii 000001 nnnnn ddddd", "ushr v{d}.8h, v{n}.8h, #{16-i}"),
+    ("sxtl.8h",  "0000111100001000101001 nnnnn ddddd", "sxtl v{d}.8h, v{n}.8b"),
+    ("sxtl2.8h", "0100111100001000101001 nnnnn ddddd", "sxtl2 v{d}.8h, v{n}.16b"),
+    ("sxtl.4s",  "0000111100010000101001 nnnnn ddddd", "sxtl v{d}.4s, v{n}.4h"),
+    ("sxtl2.4s", "0100111100010000101001 nnnnn ddddd", "sxtl2 v{d}.4s, v{n}.8h"),
+    ("uxtl.8h",  "0010111100001000101001 nnnnn ddddd", "uxtl v{d}.8h, v{n}.8b"),
+    ("uxtl2.8h", "0110111100001000101001 nnnnn ddddd", "uxtl2 v{d}.8h, v{n}.16b"),
+    ("uxtl.4s",  "0010111100010000101001 nnnnn ddddd", "uxtl v{d}.4s, v{n}.4h"),
+    ("uxtl2.4s", "0110111100010000101001 nnnnn ddddd", "uxtl2 v{d}.4s, v{n}.8h"),
+    ("shll.4s",  "0010111001100001001110 nnnnn ddddd", "shll v{d}.4s, v{n}.4h, #16"),
+    ("shll2.4s", "0110111001100001001110 nnnnn ddddd", "shll2 v{d}.4s, v{n}.8h, #16"),
+    ("sqxtn.4h", "0000111001100001010010 nnnnn ddddd", "sqxtn v{d}.4h, v{n}.4s"),
+    ("sqxtn2.8h", "0100111001100001010010 nnnnn ddddd", "sqxtn2 v{d}.8h, v{n}.4s"),
+    ("sqxtn.8b", "0000111000100001010010 nnnnn ddddd", "sqxtn v{d}.8b, v{n}.8h"),
+    ("smull.4s", "00001110011 mmmmm 110000 nnnnn ddddd", "smull v{d}.4s, v{n}.4h, v{m}.4h"),
+    ("smull2.4s", "01001110011 mmmmm 110000 nnnnn ddddd", "smull2 v{d}.4s, v{n}.8h, v{m}.8h"),
+    ("smull.8h", "00001110001 mmmmm 110000 nnnnn ddddd", "smull v{d}.8h, v{n}.8b, v{m}.8b"),
+    ("smull2.8h", "01001110001 mmmmm 110000 nnnnn ddddd", "smull2 v{d}.8h, v{n}.16b, v{m}.16b"),
+    ("sadalp.4s", "0100111001100000011010 nnnnn ddddd", "sadalp v{d}.4s, v{n}.8h"),
+    ("sdot.4s",  "01001110100 mmmmm 100101 nnnnn ddddd", "sdot v{d}.4s, v{n}.16b, v{m}.16b"),
+    ("sdot.4b",  "0100111110 l mmmmm 1110 h 0 nnnnn ddddd",
+     "sdot v{d}.4s, v{n}.16b, v{m}.4b[{2*h+l}]"),
+]
+
+_A64_FIELD = re.compile(r"([a-zA-Z])\1*")
+
+
+@functools.lru_cache(maxsize=None)
+def _a64_parts(picture, text):
+    """Return (the bits that are set in every such word, {letter: (width, [shifts])}).
+
+    The letters are in the order in which the text has them, and those it lacks come last.
+    """
+    picture = picture.replace(" ", "")
+    found = {}
+    for field in _A64_FIELD.finditer(picture):
+        found.setdefault(field[1], (len(field[0]), []))[1].append(32 - field.end())
+    order = re.findall(r"\b[a-zA-Z]\b", " ".join(re.findall(r"{([^{}]*)}", text)))
+    fields = {letter: found[letter] for letter in [*order, *found] if letter in found}
+    return int(_A64_FIELD.sub(lambda field: "0" * len(field[0]), picture), 2), fields
+
+
+class _A64Words(dict):
+    """Name -> function of the operands that returns the word, made when first asked for."""
+
+    pictures = {name: (picture, text) for name, picture, text in _A64_ROWS}
+
+    def source(self, name, operands):
+        """Return the Python expression of the word, each operand being an expression itself."""
+        base, fields = _a64_parts(*self.pictures[name])
+        if len(operands) != len(fields):
+            raise TypeError(f"{name} takes {list(fields)}, got {operands}")
+        terms = []
+        for (letter, (width, shifts)), operand in zip(fields.items(), operands):
+            for shift in shifts:
+                if operand.isdigit():
+                    base |= int(operand) << shift
+                elif letter.isupper():
+                    terms.append(f" | ({operand} & {(1 << width) - 1}) << {shift}")
+                else:
+                    terms.append(f" | {operand} << {shift}" if shift else f" | {operand}")
+        return f"{base:#x}{''.join(terms)}"
+
+    def __missing__(self, name):
+        letters = list(_a64_parts(*self.pictures[name])[1])
+        self[name] = eval(f"lambda {', '.join(letters)}: {self.source(name, letters)}")
+        return self[name]
+
+
+_W = _A64Words()
+
+
+def _constant_words(d, value):
+    """Return the words that set x_d.  The first one sets 16 bits, and all others to 0 or to 1."""
+    parts = [(value >> shift) & 0xFFFF for shift in (0, 16, 32, 48)]
+    negative = parts.count(0xFFFF) > parts.count(0)
+    idle = 0xFFFF if negative else 0
+    busy = [h for h in range(4) if parts[h] != idle] or [0]
+    first = _W["movn" if negative else "movz"](d, parts[busy[0]] ^ idle, busy[0])
+    return (first, *[_W["movk"](d, parts[h], h) for h in busy[1:]])
+
+
+def _sum_words(d, n, number):
+    """Return the words for x_d = x_n + number.  Uses x16 where 24 bits do not hold the number."""
+    size, verb = abs(number), "add" if number >= 0 else "sub"
+    if size < 4096:
+        return (_W[verb + ".i"](d, n, size),)
+    if size < 1 << 24:
+        words = (_W[verb + ".i12"](d, n, size >> 12),)
+        return words + (_W[verb + ".i"](d, d, size & 4095),) if size & 4095 else words
+    return _constant_words(16, number) + (_W["add.x"](d, n, 16),)
+
+
+def _address(n, disp):
+    """Return (words, register): the address x_n + disp, for instructions that add nothing."""
+    return (_sum_words(16, n, disp), 16) if disp else ((), n)
+
+
+def _access(name, d, n, disp):
+    """Return the words that load or store register d at x_n + disp, by way of x16 if it is far."""
+    n_bytes = _ACCESS_BYTES[name]
+    if not disp % n_bytes and 0 <= disp < 4096 * n_bytes:
+        return (_W[name](d, n, disp // n_bytes),)
+    if -256 <= disp < 256:
+        return (_W[name + "u"](d, n, disp),)
+    low = 0 if disp % n_bytes else disp & 4095
+    return (*_sum_words(16, n, disp - low), _W[name](d, 16, low // n_bytes))
+
+
+def _access_pair(name, d, n, disp):
+    """Return the words that load or store q_d and q_d+1 at x_n + disp."""
+    if not disp & 15 and -1024 <= disp < 1024:
+        return (_W[name](d, d + 1, n, disp >> 4),)
+    if -256 <= disp < 240 or not disp & 15 and 0 <= disp < 65520:
+        single = name.replace("p", "r")
+        return _access(single, d, n, disp) + _access(single, d + 1, n, disp + 16)
+    return (*_sum_words(16, n, disp), _W[name](d, d + 1, 16, 0))
+
+
+# What most operations become.  In a recipe, d is the result and a, b, c the operands that the
+# operation reads, in order; t and u are the halves of a temporary.  A recipe that names halves
+# (d0 the low one, d1 the high one) stands as it is; any other is done for the low halves, then for
+# the high ones.  * is the memory at base + displacement.  Where a constant operand decides, the
+# recipe is a dictionary by its value, None for all others.  Since the result may be one of the
+# operands, no half of an operand is read after that half of the result is written.
+
+_NEON_RECIPES = {
+    # whole numbers
+    "mov": "mov.x d a",
+    "add": "add.x d a b", "sub": "sub.x d a b", "mul": "mul.x d a b",
+    "div": "udiv.x d a b", "rem": "udiv.x 16 a b; msub.x d 16 b a",
+    "iand": "and.x d a b", "ior": "orr.x d a b", "ixor": "eor.x d a b",
+    "shl": "lsl.i d a 63-b -b&63", "shr": "lsr.i d a b", "sar": "asr.i d a b",
+    "min": "cmp.x a b; csel.x d a b 11", "max": "cmp.x a b; csel.x d a b 12",    # 11 lt, 12 gt
+    "load_i64": "ldr.x d *", "store_i64": "str.x b *",
+    "load_i32": "ldrs.w d *", "load_u32": "ldr.w d *", "store_i32": "str.w b *",
+    "load_i16": "ldrs.h d *", "load_u16": "ldr.h d *", "store_i16": "str.h b *",
+    "load_i8": "ldrs.b d *", "load_u8": "ldr.b d *", "store_i8": "str.b b *",
+    "pause": "isb",                             # `yield` does nothing on most processors
+    # bits, parts of vectors
+    "vload": "ldp.q d *", "vstore": "stp.q b *",
+    "vand": "and.16b d a b", "vor": "orr.16b d a b",
+    "vxor": "eor.16b d a b", "vandnot": "bic.16b d b a",
+    "load_i8x16": "ldr.q d0 *; movi.16b d1 0 0", "store_i8x16": "str.q b0 *",
+    "load_i8x8": "ldr.d d0 *; movi.16b d1 0 0", "store_i8x8": "str.d b0 *",
+    "load_f32": "ldr.s d0 *; movi.16b d1 0 0", "store_f32": "str.s b0 *",
+    "broadcast_i8x16": "ldr.q d0 *; mov.16b d1 d0",
+    "broadcast_i64x4": "ldr.d d0 *; dup.d d1 d0 0; dup.d d0 d0 0",
+    "broadcast_f32x8": "ldr.s d0 *; dup.s d1 d0 0; dup.s d0 d0 0",
+    "broadcast_i32x8": "ldr.s d0 *; dup.s d1 d0 0; dup.s d0 d0 0",
+    "broadcast_i16x16": "ldr.vh d0 *; dup.h d1 d0 0; dup.h d0 d0 0",
+    "broadcast_i8x32": "ldr.vb d0 *; dup.b d1 d0 0; dup.b d0 d0 0",
+    "splat_i32": "dup.w d0 a; dup.w d1 a",
+    "broadcast_lane": {i: f"dup.s d0 a{i >> 2} {i & 3}; mov.16b d1 d0" for i in range(8)},
+    "extract_i32": {i: f"smov.s d a{i >> 2} {i & 3}" for i in range(8)},
+    # f32x8.  fmin and fmax of NEON prefer numbers to NaN, or -0 to 0; ours choose by comparison
+    "add_f32": "fadd.4s d a b", "sub_f32": "fsub.4s d a b",
+    "mul_f32": "fmul.4s d a b", "div_f32": "fdiv.4s d a b",
+    "min_f32": "fcmgt.4s t b a; bsl.16b t a b; mov.16b d t",
+    "max_f32": "fcmgt.4s t a b; bsl.16b t a b; mov.16b d t",
+    "sqrt_f32": "fsqrt.4s d a", "round_f32": "frintn.4s d a", "floor_f32": "frintm.4s d a",
+    "cmp_f32": {"<": "fcmgt.4s d c a", "<=": "fcmge.4s d c a", ">": "fcmgt.4s d a c",
+                ">=": "fcmge.4s d a c", "==": "fcmeq.4s d a c",
+                "!=": "fcmeq.4s d a c; mvn.16b d d"},
+    "i32_to_f32": "scvtf.4s d a", "f32_to_i32": "fcvtns.4s d a",
+    "hadd_f32": "faddp.4s d a b",
+    "hsum_f32": "faddp.4s t a0 a1; faddp.4s t t t; faddp.4s d0 t t; mov.16b d1 d0",
+    # larger of (a, the other half), of (that, turned by two lanes), of (that, neighbours swapped)
+    "hmax_f32": "fcmgt.4s t a0 a1; fcmgt.4s u a1 a0; bsl.16b t a0 a1; bsl.16b u a1 a0;"
+                "mov.16b d0 t; mov.16b d1 u;"
+                + "".join([f"{turned}; fcmgt.4s u {half} t; bif.16b {half} t u;"
+                           for half in ("d0", "d1")
+                           for turned in (f"ext.16b t {half} {half} 8", f"rev64.4s t {half}")]),
+    "load_f16x8": "ldr.q d1 *; fcvtl.4s d0 d1; fcvtl2.4s d1 d1",
+    "f16_to_f32": "fcvtl2.4s d1 a0; fcvtl.4s d0 a0",
+    "load_bf16x8": "ldr.q d1 *; shll.4s d0 d1; shll2.4s d1 d1",
+    "store_f16x8": "fcvtn.4h t b0; fcvtn2.8h t b1; str.q t *",
+    # i32x8
+    "add_i32": "add.4s d a b", "sub_i32": "sub.4s d a b", "mul_i32": "mul.4s d a b",
+    "min_i32": "smin.4s d a b", "max_i32": "smax.4s d a b", "max_u32": "umax.4s d a b",
+    "abs_i32": "abs.4s d a", "shl_i32": "shl.4s d a b",
+    "shr_i32": {0: "mov.16b d a", None: "ushr.4s d a 32-b"},
+    "sar_i32": {0: "mov.16b d a", None: "sshr.4s d a 32-b"},
+    "shlv_i32": "ushl.4s d a b", "shrv_i32": "neg.4s t b; ushl.4s d a t",
+    "cmpeq_i32": "cmeq.4s d a b", "cmpgt_i32": "cmgt.4s d a b",
+    "hsum_i32": "add.4s t a0 a1; addv.4s t t; dup.s d0 t 0; dup.s d1 t 0",
+    "hmax_u32": "umax.4s t a0 a1; umaxv.4s t t; dup.s d0 t 0; dup.s d1 t 0",
+    "widen_i8x8": "ldr.d d1 *; sxtl.8h d1 d1; sxtl.4s d0 d1; sxtl2.4s d1 d1",
+    "widen_u8x8": "ldr.d d1 *; uxtl.8h d1 d1; uxtl.4s d0 d1; uxtl2.4s d1 d1",
+    "widen_i16x8": "ldr.q d1 *; sxtl.4s d0 d1; sxtl2.4s d1 d1",
+    "widen_u16x8": "ldr.q d1 *; uxtl.4s d0 d1; uxtl2.4s d1 d1",
+    "store_i32_as_i8": "sqxtn.4h t b0; sqxtn2.8h t b1; sqxtn.8b t t; str.d t *",
+    # i16x16
+    "add_i16": "add.8h d a b", "sub_i16": "sub.8h d a b", "mul_i16": "mul.8h d a b",
+    "shl_i16": "shl.8h d a b",
+    "shr_i16": {0: "mov.16b d a", None: "ushr.8h d a 16-b"},
+    "sar_i16": {0: "mov.16b d a", None: "sshr.8h d a 16-b"},
+    "widen_i8x16": "ldr.q d1 *; sxtl.8h d0 d1; sxtl2.8h d1 d1",
+    "widen_u8x16": "ldr.q d1 *; uxtl.8h d0 d1; uxtl2.8h d1 d1",
+    "extend_i8": {0: "sxtl2.8h d1 a0; sxtl.8h d0 a0", 1: "sxtl.8h d0 a1; sxtl2.8h d1 a1"},
+    "extend_u8": {0: "uxtl2.8h d1 a0; uxtl.8h d0 a0", 1: "uxtl.8h d0 a1; uxtl2.8h d1 a1"},
+    "extend_i16": {0: "sxtl2.4s d1 a0; sxtl.4s d0 a0", 1: "sxtl.4s d0 a1; sxtl2.4s d1 a1"},
+    "extend_u16": {0: "uxtl2.4s d1 a0; uxtl.4s d0 a0", 1: "uxtl.4s d0 a1; uxtl2.4s d1 a1"},
+    "madd": "smull.4s t a b; smull2.4s u a b; addp.4s d t u",
+    # i8x32
+    "add_i8": "add.16b d a b", "sub_i8": "sub.16b d a b",
+    "min_u8": "umin.16b d a b", "max_u8": "umax.16b d a b", "abs_i8": "abs.16b d a",
+    "sign_i8": "cmlt0.16b t b; cmtst.16b u b b; eor.16b d a t; sub.16b d d t; and.16b d d u",
+    "cmpeq_i8": "cmeq.16b d a b", "cmpgt_i8": "cmgt.16b d a b",
+    "shuffle_i8": "tbl.16b d a b",              # an index of 16 or more gives 0
+    # products of i8, added in pairs of i16, then in pairs of i32
+    "dot4_us": "smull.8h t a b; smull2.8h u a b; addp.8h t t u; sadalp.4s d t",
+    "dot4_ss": "smull.8h t a b; smull2.8h u a b; addp.8h t t u; sadalp.4s d t",
+    "dot4_us_m": "".join([f"ldr.s t *; dup.s t t 0; smull.8h u a{h} t; smull2.8h t a{h} t;"
+                          f"addp.8h u u t; sadalp.4s d{h} u;" for h in (0, 1)]),
+    # rearranging
+    "unpack_lo_i8": "zip1.16b d a b", "unpack_hi_i8": "zip2.16b d a b",
+    "unpack_lo_i16": "zip1.8h d a b", "unpack_hi_i16": "zip2.8h d a b",
+    "unpack_lo_i32": "zip1.4s d a b", "unpack_hi_i32": "zip2.4s d a b",
+    "unpack_lo_i64": "zip1.2d d a b", "unpack_hi_i64": "zip2.2d d a b",
+}
+
+# The same with the dot-product instructions, which ARMv8.2 processors may have (FEAT_DotProd).
+_DOT_RECIPES = {
+    "dot4_us": "sdot.4s d a b", "dot4_ss": "sdot.4s d a b",
+    "dot4_us_m": "ldr.s t *; sdot.4b d0 a0 t 0 0; sdot.4b d1 a1 t 0 0",
+}
+
+_PAIR = (0, 2, 4, 6, 16, 18, 20, 22, 24, 26, 28, 30, 8, 10, 12, 14)   # the low half of each vector
+
+
+def _recipe_source(op, recipe, names):
+    """Return the Python expressions of the words of a recipe; for memory, starred calls."""
+    kinds = dict(zip(names, op.letters))
+    base = next((x for x in names if kinds[x] == "i"), None)
+    vectors = "".join([x for x in names if kinds[x] in "vVW"]) or "-"
+    vector = re.compile(rf"([{vectors}])([01]?)")
+    steps = [step.split() for step in recipe.split(";") if step.strip()]
+    by_halves = any(vector.fullmatch(token) and len(token) == 1
+                    for step in steps if step[-1] != "*" for token in step[1:])
+
+    def operand(token, half):
+        part = vector.fullmatch(token)
+        if part:
+            return part[1] if (part[2] or half) == "0" else f"({part[1]} + 1)"
+        return "(t + 1)" if token == "u" else token if token.isalnum() else f"({token})"
+
+    source = []
+    for half in "01" if by_halves else "0":
+        for name, *tokens in steps:
+            if tokens and tokens[-1] == "*":
+                access = "_access_pair" if name[2] == "p" else "_access"
+                register = operand(tokens[0], half)
+                source.append(f"*{access}({name!r}, {register}, {base}, {names[-1]})")
+            else:
+                source.append(_W.source(name, [operand(token, half) for token in tokens]))
+    return ", ".join(source)
+
+
+def _recipe_row(name, recipe):
+    """Return the row of an operation: its function, made from the recipe, and its temporaries.
+
+    For add_f32, "fadd.4s d a b", the function is
+
+        def add_f32(asm, d, a, b):
+            d = _PAIR[d]
+            a = _PAIR[a]
+            b = _PAIR[b]
+            asm.code += (0x4e20d400 | d | a << 5 | b << 16,
+                         0x4e20d400 | (d + 1) | (a + 1) << 5 | (b + 1) << 16,)
+    """
+    op = OPS[name]
+    names = ("d" if op.sets else "") + "abc"[:len(op.letters) - op.sets]
+    choices = recipe if isinstance(recipe, dict) else {None: recipe}
+    temps = "t" if any(re.search(r"\bt\b", text) for text in choices.values()) else ""
+    source = [f"def {name}(asm, {', '.join(names + temps)}):"]
+    kinds = op.letters + "v" * len(temps)
+    source += [f"    {x} = _PAIR[{x}]" for x, kind in zip(names + temps, kinds) if kind in "vVW"]
+    chooser = next((x for x, kind in zip(names, op.letters) if kind == "n"), None)
+    for value, text in choices.items():
+        words = _recipe_source(op, text, names)
+        if value is None:
+            source.append(f"    asm.code += ({words},)")
+        else:
+            source += [f"    if {chooser} == {value!r}:",
+                       f"        asm.code += ({words},)",
+                       "        return"]
+    if None not in choices:
+        source.append(f"    raise ValueError(f'{name} with {{{chooser}!r}}')")
+    scope = {"_PAIR": _PAIR, "_access": _access, "_access_pair": _access_pair}
+    exec("\n".join(source), scope)
+    return scope[name], len(temps)
+
+
+# The rest need a choice that is made in Python.  asm: the encoder, below.
+
+def _a64_imm(asm, d, value):
+    asm.code += _constant_words(d, value)
+
+
+def _a64_add_imm(asm, d, a, number):
+    asm.code += _sum_words(d, a, number)
+
+
+def _a64_sub_imm(asm, d, a, number):
+    asm.code += _sum_words(d, a, -number)
+
+
+def _a64_through_x16(on_registers):
+    """Return the function of an operation with an int, which is brought into x16."""
+    def function(asm, d, a, number):
+        asm.code += _constant_words(16, number)
+        on_registers(asm, d, a, 16)
+    return function
+
+
+def _a64_logic_imm(verb):
+    """Return the function of and, or, xor with an int: one word where the int is a bit mask."""
+    def function(asm, d, a, number):
+        bits = _bitmask_bits(number)
+        if bits is None:
+            asm.code += (*_constant_words(16, number), _W[verb + ".x"](d, a, 16))
+        else:
+            asm.code.append(_W[verb + ".i"](d, a, bits))
+    return function
+
+
+def _a64_load_acquire(asm, d, base, disp):
+    words, base = _address(base, disp)
+    asm.code += (*words, _W["ldar"](d, base))
+
+
+def _a64_store_release(asm, base, x, disp):
+    words, base = _address(base, disp)
+    asm.code += (*words, _W["stlr"](x, base))
+
+
+def _a64_fetch_add(asm, d, base, x, disp):
+    """Load and claim, add, store if the claim still holds, else try again; then old = new - x."""
+    asm.code += (*_sum_words(16, base, disp),
+                  _W["ldaxr"](17, 16), _W["add.x"](17, 17, x), _W["stlxr"](15, 17, 16),
+                  _W["cbnz"](15, -3), _W["sub.x"](d, 17, x))
+
+
+def _a64_prefetch(asm, base, disp):
+    disp &= ~7                                          # in the same line
+    if 0 <= disp < 32768:
+        asm.code.append(_W["prfm"](base, disp >> 3))
+    else:
+        asm.code += (*_sum_words(16, base, disp), _W["prfm"](16, 0))
+
+
+def _a64_const(asm, d, data):
+    """A byte that repeats is part of the instruction; other constants lie after the code."""
+    d, halves = _PAIR[d], (data[:16], data[16:])
+    for half in (0, 1):
+        part = halves[half]
+        if part == part[:1] * 16:
+            asm.code.append(_W["movi.16b"](d + half, part[0] >> 5, part[0] & 31))
+        elif half and part == halves[0]:
+            asm.code.append(_W["mov.16b"](d + 1, d))
+        else:
+            asm.load_constant(d + half, part)
+
+
+def _a64_move_halves(asm, d, low, high):
+    """Set v_d, v_d+1 from two registers that may be the same ones, crossed."""
+    mov, words = _W["mov.16b"], asm.code
+    if (low, high) == (d + 1, d):
+        eor = _W["eor.16b"]                             # a ^= b; b ^= a; a ^= b exchanges them
+        words += (eor(d, d, d + 1), eor(d + 1, d, d + 1), eor(d, d, d + 1))
+        return
+    moves = (d, low), (d + 1, high)
+    for to, source in moves[::-1] if high == d else moves:
+        if to != source:
+            words.append(mov(to, source))
+
+
+def _a64_vmov(asm, d, a):
+    _a64_move_halves(asm, _PAIR[d], _PAIR[a], _PAIR[a] + 1)
+
+
+def _a64_halves(asm, d, a, b, low, high):
+    a, b = _PAIR[a], _PAIR[b]
+    parts = (a, a + 1, b, b + 1)
+    _a64_move_halves(asm, _PAIR[d], parts[low], parts[high])
+
+
+def _a64_select(asm, d, mask, yes, no):
+    """bsl replaces the mask, bit and bif one of the choices: take the one that is the result."""
+    d, mask, yes, no = _PAIR[d], _PAIR[mask], _PAIR[yes], _PAIR[no]
+    for h in (0, 1):
+        if d == no:
+            asm.code.append(_W["bit.16b"](d + h, yes + h, mask + h))
+        elif d == yes:
+            asm.code.append(_W["bif.16b"](d + h, no + h, mask + h))
+        else:
+            if d != mask:
+                asm.code.append(_W["mov.16b"](d + h, mask + h))
+            asm.code.append(_W["bsl.16b"](d + h, yes + h, no + h))
+
+
+def _a64_load_high(asm, d, a, base, disp):
+    d, a = _PAIR[d], _PAIR[a]
+    if d != a:
+        asm.code.append(_W["mov.16b"](d, a))
+    asm.code += _access("ldr.q", d + 1, base, disp)
+
+
+def _a64_load_n(asm, d, base, n, disp):
+    """All eight lanes at once; or lane by lane, until n are there."""
+    d = _PAIR[d]
+    asm.code += (*_sum_words(16, base, disp),
+                  _W["cmp.i"](n, 8), _W["b.if"](_CONDITION["<"], 3),
+                  _W["ldp.q"](d, d + 1, 16, 0), _W["b"](3 + 3 * 8),
+                  _W["movi.16b"](d, 0, 0), _W["movi.16b"](d + 1, 0, 0))
+    _a64_lane_by_lane(asm, "ld1.s", d, n)
+
+
+def _a64_store_n(asm, base, v, n, disp):
+    v = _PAIR[v]
+    asm.code += (*_sum_words(16, base, disp),
+                  _W["cmp.i"](n, 8), _W["b.if"](_CONDITION["<"], 3),
+                  _W["stp.q"](v, v + 1, 16, 0), _W["b"](1 + 3 * 8))
+    _a64_lane_by_lane(asm, "st1.s", v, n)
+
+
+def _a64_lane_by_lane(asm, name, v, n):
+    for lane in range(8):
+        asm.code += (_W["cmp.i"](n, lane), _W["b.if"](_CONDITION["<="], 2 + 3 * (7 - lane)),
+                      _W[name](v + (lane >> 2), lane >> 1 & 1, lane & 1, 16))
+
+
+def _a64_load_i32_at(asm, d, base, disps, t):
+    d, t = _PAIR[d], _PAIR[t]
+    for lane, disp in enumerate(disps):
+        half, i = lane >> 2, lane & 3
+        asm.code += _access("ldr.s", t + (lane & 1) if i else d + half, base, disp)
+        if i:
+            asm.code.append(_W["ins.s"](d + half, i, t + (lane & 1), 0))
+
+
+def _a64_insert_i32(asm, d, a, x, lane):
+    _a64_vmov(asm, d, a)
+    asm.code.append(_W["ins.w"](_PAIR[d] + (lane >> 2), lane & 3, x))
+
+
+def _a64_blend_i32(asm, d, a, b, bits):
+    if d == b:
+        a, b, bits = b, a, bits ^ 0xFF                  # keep what is in place
+    _a64_vmov(asm, d, a)
+    d, b = _PAIR[d], _PAIR[b]
+    for half, part in ((0, bits & 15), (1, bits >> 4)):
+        if part == 15:
+            asm.code.append(_W["mov.16b"](d + half, b + half))
+        else:
+            asm.code += [_W["ins.s"](d + half, i, b + half, i) for i in range(4) if part >> i & 1]
+
+
+_SHUFFLES = {(0, 1, 2, 3): ("mov.16b",), (1, 0, 3, 2): ("rev64.4s",),
+           (0, 0, 1, 1): ("zip1.4s", None), (2, 2, 3, 3): ("zip2.4s", None),
+           (1, 2, 3, 0): ("ext.16b", None, 4), (2, 3, 0, 1): ("ext.16b", None, 8),
+           (3, 0, 1, 2): ("ext.16b", None, 12),
+           (0, 1, 0, 1): ("dup.d", 0), (2, 3, 2, 3): ("dup.d", 1),
+           **{(i, i, i, i): ("dup.s", i) for i in range(4)}}
+
+
+def _a64_shuffle_i32(asm, d, a, order):
+    """One instruction for the usual orders; for others the half passes through x16 and x17."""
+    d, a = _PAIR[d], _PAIR[a]
+    for d, a in ((d, a), (d + 1, a + 1)):
+        if order in _SHUFFLES:
+            name, *more = _SHUFFLES[order]
+            asm.code.append(_W[name](d, a, *[a if x is None else x for x in more]))
+            continue
+        asm.code += (_W["umov.d"](16, a, 0), _W["umov.d"](17, a, 1))
+        for i, source in enumerate(order):
+            holds = 16 + (source >> 1)
+            if source & 1:
+                asm.code.append(_W["lsr.i"](15, holds, 32))
+            asm.code.append(_W["ins.w"](d, i, 15 if source & 1 else holds))
+
+
+# Jumps.  Whether a jump goes forwards or back, its word is made at the end, when all labels, pairs
+# (what, number of the block), have their places.
+
+def _a64_compare(asm, a, b):
+    asm.code.append(_W["cmp.x"](a, b))
+
+
+def _a64_compare_imm(asm, a, number):
+    if 0 <= number < 4096:
+        asm.code.append(_W["cmp.i"](a, number))
+    elif -4096 < number < 0:
+        asm.code.append(_W["cmn.i"](a, -number))
+    else:
+        asm.code += (*_constant_words(16, number), _W["cmp.x"](a, 16))
+
+
+def _a64_loop(asm, counter, block):
+    _a64_compare_imm(asm, counter, 0)
+    asm.jump(("end", block), "<=")
+    asm.label(("top", block))
+
+
+def _a64_endloop(asm, counter, block):
+    asm.code.append(_W["subs.i"](counter, counter, 1))
+    asm.jump(("top", block), ">")
+    asm.label(("end", block))
+
+
+_UNLESS = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
+
+
+def _a64_control(compare):
+    """Return the functions of if, while and endwhile that compare in this way."""
+    def if_(asm, a, how, b, block):
+        compare(asm, a, b)
+        asm.jump(("end" if asm.blocks[block][1] is None else "else", block), _UNLESS[how])
+
+    def while_(asm, a, how, b, block):
+        compare(asm, a, b)
+        asm.jump(("end", block), _UNLESS[how])
+        asm.label(("top", block))
+
+    def endwhile(asm, a, how, b, block):
+        compare(asm, a, b)
+        asm.jump(("top", block), how)
+        asm.label(("end", block))
+
+    return if_, while_, endwhile
+
+
+def _a64_else(asm, block):
+    asm.jump(("end", block))
+    asm.label(("else", block))
+
+
+def _a64_endif(asm, block):
+    asm.label(("end", block))
+
+
+def _a64_call(asm, address, a, b, c, live):
+    """Call a C function of three arguments.  It may change x0..x17: put aside what is needed."""
+    aside = [x for x in live if x < 15]
+    aside += [15] * (len(aside) & 1)
+    pairs = [(aside[i], aside[i + 1], i) for i in range(0, len(aside), 2)]
+    mov = _W["mov.x"]
+    asm.code += [_W["stp.x"](*pair) for pair in pairs]
+    asm.code += (mov(16, address), mov(17, b), mov(15, c), mov(0, a), mov(1, 17), mov(2, 15),
+                  _W["blr"](16))
+    asm.code += [_W["ldp.x"](*pair) for pair in pairs]
+
+
+@functools.lru_cache(maxsize=None)
+def _arm64_rows(has_dot):
+    """Return {operation: (function, temporaries)}, made when the first kernel is encoded."""
+    recipes = {**_NEON_RECIPES, **(_DOT_RECIPES if has_dot else {})}
+    rows = {name: _recipe_row(name, recipe) for name, recipe in recipes.items()}
+    others = {
+        "imm": _a64_imm, "add_imm": _a64_add_imm, "sub_imm": _a64_sub_imm,
+        "iand_imm": _a64_logic_imm("and"), "ior_imm": _a64_logic_imm("orr"),
+        "ixor_imm": _a64_logic_imm("eor"),
+        **{name + "_imm": _a64_through_x16(rows[name][0]) for name in ("mul", "min", "max")},
+        "load_acquire": _a64_load_acquire, "store_release": _a64_store_release,
+        "fetch_add": _a64_fetch_add, "prefetch": _a64_prefetch,
+        "const": _a64_const, "vmov": _a64_vmov, "halves": _a64_halves, "select": _a64_select,
+        "load_high": _a64_load_high, "load_f32_n": _a64_load_n, "load_i32_n": _a64_load_n,
+        "store_f32_n": _a64_store_n, "store_i32_n": _a64_store_n,
+        "insert_i32": _a64_insert_i32, "blend_i32": _a64_blend_i32,
+        "shuffle_i32": _a64_shuffle_i32,
+        "loop": _a64_loop, "endloop": _a64_endloop, "else": _a64_else, "endif": _a64_endif,
+        "call": _a64_call}
+    for form, compare in (("", _a64_compare), ("_imm", _a64_compare_imm)):
+        functions = _a64_control(compare)
+        others.update(zip(("if" + form, "while" + form, "endwhile" + form), functions))
+    rows.update({name: (function, 0) for name, function in others.items()})
+    rows["load_i32_at"] = _a64_load_i32_at, 1
+    return rows
+
+
+class Arm64:
+    """The encoder of one kernel for arm64.  isa: "neon", or "neon_dot" with dot products."""
+
+    int_order = [*range(15), *range(19, 29)]
+    n_vectors = len(_PAIR)
+    parameters = (0, 1, 2)
+    unit_bytes = 4                              # code is a list of words
+    EMITTERS = ()                               # for `listing`, which reads the words themselves
+
+    def __init__(self, isa, abi):
+        self.abi = abi
+        self.rows = _arm64_rows(isa == "neon_dot")
+        self.code = []
+        self.labels, self.jumps = {}, []        # label -> place;  (place, label, condition)
+        self.constants = {}                     # 16 bytes -> [(place, register)]
+        self.blocks = None
+
+    def begin(self, ints, vectors, calls):
+        """Write the prologue: make room on the stack, put there what must be left as found.
+
+            sp + 0 .. 127   the registers that a `call` puts aside, in a kernel that calls
+            then            x19..x28, x29 and x30, d8..d15, those in use
+        """
+        whole = sorted([x for x in ints if x >= 19]) + [29, 30] * calls
+        lows = [_PAIR[p] + half for p in vectors for half in (0, 1) if 8 <= _PAIR[p] < 16]
+        pairs = [(verb, registers[i], registers[i + 1])
+                 for verb, registers in (("x", whole + [15] * (len(whole) & 1)), ("d", lows))
+                 for i in range(0, len(registers), 2)]
+        first = 16 if calls else 0              # counted in 8 bytes
+        self.saved = [(*pair, first + 2 * i) for i, pair in enumerate(pairs)]
+        self.frame_bytes = 128 * calls + 16 * len(self.saved)
+        if self.frame_bytes:
+            self.code.append(_W["sub.sp"](self.frame_bytes))
+        self.code += [_W["stp." + verb](*pair) for verb, *pair in self.saved]
+
+    def label(self, name):
+        self.labels[name] = len(self.code)
+
+    def jump(self, label, how=None):
+        """Jump to a label, if the comparison just made came out as `how`."""
+        self.jumps.append((len(self.code), label, how))
+        self.code.append(0)
+
+    def load_constant(self, d, data):
+        self.constants.setdefault(data, []).append((len(self.code), d))
+        self.code.append(0)
+
+    def finish(self):
+        """Write the epilogue and the constants, fill in jumps, and return the bytes."""
+        code = self.code
+        code += [_W["ldp." + verb](*pair) for verb, *pair in self.saved]
+        if self.frame_bytes:
+            code.append(_W["add.sp"](self.frame_bytes))
+        code.append(_W["ret"]())
+        self.n_code_bytes = 4 * len(code)
+        if self.constants:
+            code += [0] * (-len(code) % 4)
+        if len(code) + 4 * len(self.constants) >= 1 << 18:
+            raise ValueError(f"a kernel of {4 * len(code)} bytes, but arm64 jumps reach 1 MiB; "
+                             "unroll less")
+        for place, label, how in self.jumps:
+            distance = self.labels[label] - place
+            code[place] = _W["b.if"](_CONDITION[how], distance) if how else _W["b"](distance)
+        for data, uses in self.constants.items():
+            for place, d in uses:
+                code[place] = _W["ldr.qlit"](d, len(code) - place)
+            code += struct.unpack("<4I", data)
+        return struct.pack(f"<{len(code)}I", *code)
+
+    @staticmethod
+    def disassemble(data):
+        """Return the text of a word, given as 4 bytes: that of the first picture that it fits."""
+        word = int.from_bytes(data, "little")
+        for name, picture, text in _A64_ROWS:
+            base, fields = _a64_parts(picture, text)
+            if word & base == base:
+                values = {}
+                for letter, (width, shifts) in fields.items():
+                    value = (word >> shifts[0]) & ((1 << width) - 1)
+                    negative = letter.isupper() and value >> (width - 1)
+                    values[letter] = value - (1 << width) if negative else value
+                if _W[name](*values.values()) == word:
+                    return eval("f" + repr(text), globals(), values)
+        return f".word {word:#x}"
+
+
+ENCODERS["neon"] = ENCODERS["neon_dot"] = Arm64
 
 
 # ---------------------------------------------------------------------------------------
@@ -4924,8 +5864,9 @@ def choose_isa(environ):
 # The weights' rows lie a fixed distance apart, which is written into the code, so a kernel is
 # built for a format and an n_in.  The float steps and their order are those of chapter 4.
 
-# Activations, quantized: a record for each block of 32 of each row, block-major, so that the
-# records of neighbouring rows are neighbours:  record of block b, row r = x + 64 * (b * R + r).
+# Activations, quantized: a record for each block of 32 of each row.  Rows go in groups of six,
+# the last group may be smaller; a group holds the records of its rows for block 0, then those
+# for block 1, and so on, in one piece, in the order in which they will be read.
 #
 #     0           32      36            40     44     48     52           56           60
 #    +-----------+-------+-------------+------+------+------+------------+------------+---+
@@ -4934,7 +5875,7 @@ def choose_isa(environ):
 #
 # low, high: the sums of the first and of the last 16 codes; sum: of all.  i8, f32 and i32.
 
-ACT_RECORD = 64
+ACT_RECORD, ACT_GROUP = 64, 6
 ACT_SCALE = 32
 ACT_SCALED = {32: (36,), 16: (52, 56)}         # by sub-block length: scale * sum of the codes
 ACT_MINUS = {32: (48,), 16: (40, 44)}          # the sum of the codes, negative
@@ -4970,12 +5911,13 @@ def emit_quantize_block(k, x, record, disp=0):
 def emit_quantize(k):
     """Emit quantize_activations for row `chunk` of x.
 
-    x: f32 (n_rows, 32 * n_blocks)   xq: records (n_blocks, n_rows)
+    x: f32 (n_rows, 32 * n_blocks)   xq: 64 bytes * n_rows * n_blocks, records as above
     """
     x, xq, n_blocks, n_rows = k.args("x", "xq", "n_blocks", "n_rows")
     x += k.chunk * (n_blocks << 7)
-    xq += k.chunk << 6
-    step = n_rows << 6
+    first = k.div(k.chunk, k.imm(ACT_GROUP)) * ACT_GROUP
+    xq += (first * n_blocks + (k.chunk - first)) << 6
+    step = k.min(n_rows - first, ACT_GROUP) << 6
     with k.loop(n_blocks):
         emit_quantize_block(k, x, xq)
         k.advance(x=128)
@@ -5164,13 +6106,17 @@ class Products:
     """Where emit_matvec sends codes and scales: into dot products, then into y.
 
     x: register, the record of the first block   y: f32x8, one output a lane
+    ahead: register, memory to be fetched meanwhile, a line at a time; all at once would only
+    fill the queue of outstanding reads.
     Scales of more than one sub-block wait in the scratch, and so do the dot products of more
     than two: the codes do not come in the order in which the sums must be made.
     """
 
-    def __init__(self, k, format, x, y):
-        self.k, self.format, self.x, self.y = k, format, x, y
-        self.length = stretch_of(format)
+    def __init__(self, k, format, x, y, ahead):
+        self.k, self.format, self.x, self.y, self.ahead = k, format, x, y, ahead
+        self.bias, self.length = format.codes.bias, stretch_of(format)
+        self.ahead_bytes = 8 * format.block_bytes * self.length // format.block_len
+        self.n_codes = self.n_lines = 0
         self.scales, self.dots = {}, {}
         self.many = format.scales is not None
         self.park = self.length > 64
@@ -5192,13 +6138,22 @@ class Products:
     def codes(self, i, v):
         k, sub = self.k, self.format.sub_len
         s = i // sub
+        self.fetch_ahead()
         if s not in self.dots:
-            self.dots[s] = [emit_first_sum(k, self.format, self.x, s), 0]
+            self.dots[s] = [emit_first_sum(k, self.format, self.bias, self.x, s), 0]
         dot = self.dots[s]
-        emit_dot(k, self.format, dot[0], v, self.x, i // 32 * ACT_RECORD + i % 32)
+        emit_dot(k, self.format, self.bias, dot[0], v, self.x, i // 32 * ACT_RECORD + i % 32)
         dot[1] += 4
         if self.park and dot[1] == sub:
             k.store_i32x8(k.scratch, dot[0], 32 * s)
+
+    def fetch_ahead(self):
+        """Emit the fetching of a few lines, so that a stretch of codes fetches its share."""
+        per_codes = -(-self.ahead_bytes // 64) / (self.length // 4)
+        self.n_codes += 1
+        while self.n_lines < self.n_codes * per_codes:
+            self.k.prefetch(self.ahead, 64 * self.n_lines)
+            self.n_lines += 1
 
     def finish(self):
         """Emit the float steps of one stretch, in order."""
@@ -5211,7 +6166,8 @@ class Products:
             else:
                 scale, low = self.scales[s]
             emit_add_dot(k, self.y, dot, scale, low, self.x, s * sub, sub)
-        self.dots = {}
+        self.dots, self.n_codes, self.n_lines = {}, 0, 0
+        k.add(self.ahead, self.ahead_bytes, to=self.ahead)
         k.add(self.x, self.length // 32 * ACT_RECORD, to=self.x)
         if self.many:
             k.add(self.place, 64 * (self.length // sub), to=self.place)
@@ -5220,22 +6176,28 @@ class Products:
 PARKED = 256                            # scratch: 8 dot products, then the scales
 
 
-def emit_first_sum(k, format, x, s, disp=0):
+def is_int8(format):
+    """Whether the codes fill their bytes, and so have a sign; all others are biased."""
+    return format.codes.low[0][3] == 8
+
+
+def emit_first_sum(k, format, bias, x, s, disp=0):
     """Return what a dot product of sub-block s starts from: less its bias times the codes of x.
 
-    The bias is a power of two; the record holds the sum of the codes, negative.
+    bias: a power of two, or 0   The record, at x + disp for s = 0, holds the sum of the codes,
+    negative, so it is this sum shifted.
     """
-    if not format.codes.bias:
+    if not bias:
         return k.zero_i32x8()
     at = s * format.sub_len
     minus = ACT_MINUS[format.sub_len][at % 32 // format.sub_len]
-    return k.broadcast_i32x8(x, disp + at // 32 * ACT_RECORD + minus) << (
-        format.codes.bias.bit_length() - 1)
+    record = disp + at // 32 * ACT_RECORD
+    return k.broadcast_i32x8(x, record + minus) << (bias.bit_length() - 1)
 
 
-def emit_dot(k, format, dot, v, x, disp):
+def emit_dot(k, format, bias, dot, v, x, disp):
     """Emit dot += the products of v's codes and the four activation codes at x + disp."""
-    if format.codes.low[0][3] == 8:
+    if is_int8(format) and not bias:
         k.dot4_ss(dot, v, k.broadcast_i32x8(x, disp))
     else:
         k.dot4_us_m(dot, v, x, disp)
@@ -5252,14 +6214,9 @@ def emit_add_dot(k, y, dot, scale, low, x, at, sub, disp=0):
         y += low * k.broadcast_f32x8(x, record + ACT_SCALED[sub][at % 32 // sub])
 
 
-def emit_row_groups(k, w, n_out, chunk_rows, row_bytes, lanes):
-    """Return the registers (row, end, last) of a loop over groups of eight rows.
-
-    The loop runs while row < end; a group starts at min(row, last), so that the last group
-    ends at the last row and some rows are computed twice.
-    """
-    row = k.chunk * chunk_rows
-    return row, k.min(row + chunk_rows, n_out), n_out - lanes
+def emit_reload(k, name):
+    """Return the field `name`, loaded again: cheaper than a register kept through inner loops."""
+    return k.load_i64(k.args_pointer, 8 * list(k.fields).index(name))
 
 
 def emit_matvec(k, format, n_in, lanes=8):
@@ -5267,29 +6224,27 @@ def emit_matvec(k, format, n_in, lanes=8):
 
     w: packed rows of n_in weights   x: records of one row   y: f32 (n_out,)
     lanes: 8, or n_out if that is less; then the surplus lanes repeat the last row.
-    The group of rows after this one is fetched ahead while this one is computed.
+    Rows are taken in groups of eight; the last group ends at the last row, so that some rows
+    may be computed twice.  The next group is fetched ahead while this one is computed.
     n_rows and y_stride are there to have emit_matmul's arguments.
     """
-    w, x, y, n_out, chunk_rows, _, _ = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows",
-                                              "y_stride")
-    row_bytes, block_bytes = format.n_bytes(n_in), format.block_bytes
+    n_out, chunk_rows = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")[3:5]
+    row_bytes = format.n_bytes(n_in)
     steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
-    row, end, last = emit_row_groups(k, w, n_out, chunk_rows, row_bytes, lanes)
+    row = k.chunk * chunk_rows
+    end = k.min(row + chunk_rows, n_out)
     with k.while_(row, "<", end):
-        first = k.min(row, last)
-        base = w + first * row_bytes
-        ahead = base + 8 * row_bytes
-        out = Products(k, format, k.copy(x), k.zero_f32x8())
+        first = k.min(row, emit_reload(k, "n_out") - lanes)
+        base = emit_reload(k, "w") + first * row_bytes
+        out = Products(k, format, emit_reload(k, "x"), k.zero_f32x8(), base + 8 * row_bytes)
         block = EightRuns(k, base, steps)
         with k.loop(n_in // format.block_len):
-            for line in range(0, 8 * block_bytes, 64):
-                k.prefetch(ahead, line)
             out.start()
             emit_scales(k, format, block, out.keep)
             emit_codes(k, format, block, out)
-            base += block_bytes
-            ahead += 8 * block_bytes
-        emit_store_lanes(k, y + (first << 2), out.y, lanes)
+            base += format.block_bytes
+        first = k.min(row, emit_reload(k, "n_out") - lanes)
+        emit_store_lanes(k, emit_reload(k, "y") + (first << 2), out.y, lanes)
         row += 8
 
 
@@ -5324,10 +6279,13 @@ def matmul_scratch_bytes(format, n_in, chunk_rows):
 
 
 class Panel:
-    """Where codes and scales are sent to be kept: the record at register `at` and those after it."""
+    """Where codes and scales are sent to be kept: the record at register `at` and those after it.
 
-    def __init__(self, k, format, at):
-        self.k, self.format, self.at = k, format, at
+    bias: what the kept codes are more than the true ones, see emit_matmul.
+    """
+
+    def __init__(self, k, format, at, bias):
+        self.k, self.format, self.at, self.bias = k, format, at, bias
         self.record_bytes = panel_record_bytes(format)
 
     def keep(self, s, scale, low):
@@ -5339,35 +6297,38 @@ class Panel:
             self.k.store_f32x8(self.at, low, disp + 32)
 
     def codes(self, i, v):
+        if self.bias == 128:
+            v = self.k.xor(v, self.k.const_i8x32(-128).i32)
         self.k.store_i32x8(self.at, v, i // 32 * self.record_bytes + i % 32 * 8)
 
     def finish(self):
         self.k.add(self.at, stretch_of(self.format) // 32 * self.record_bytes, to=self.at)
 
 
-def emit_panel(k, format, block, n_blocks, at):
+def emit_panel(k, format, block, n_blocks, at, bias):
     """Emit the unpacking of n_blocks blocks of eight runs into the panel at register `at`."""
-    out = Panel(k, format, at)
+    out = Panel(k, format, at, bias)
     with k.loop(n_blocks):
         emit_scales(k, format, block, out.keep)
         emit_codes(k, format, block, out)
         k.add(block.base, format.block_bytes, to=block.base)
 
 
-def emit_tile(k, format, n_in, panel, x, x_step, n_columns):
+def emit_tile(k, format, bias, n_in, panel, x, x_step, n_columns):
     """Return y, an f32x8 for each of n_columns rows of activations: the panel times those rows.
 
-    panel, x: registers, which move: the first records   x_step: register, from block to block
+    panel, x: registers, which move: the first records   x_step: bytes from block to block
     """
     sub, record_bytes = format.sub_len, panel_record_bytes(format)
     y = [k.zero_f32x8() for _ in range(n_columns)]
     with k.loop(n_in // 32):
         for s in range(32 // sub):
-            dots = [emit_first_sum(k, format, x, s, ACT_RECORD * c) for c in range(n_columns)]
+            dots = [emit_first_sum(k, format, bias, x, s, ACT_RECORD * c)
+                    for c in range(n_columns)]
             for i in range(s * sub, (s + 1) * sub, 4):
                 v = k.load_i32x8(panel, 8 * i)
                 for c, dot in enumerate(dots):
-                    emit_dot(k, format, dot, v, x, ACT_RECORD * c + i)
+                    emit_dot(k, format, bias, dot, v, x, ACT_RECORD * c + i)
             at = 256 + s * _scales_bytes(format)
             scale = k.load_f32x8(panel, at)
             for c, dot in enumerate(dots):
@@ -5378,40 +6339,51 @@ def emit_tile(k, format, n_in, panel, x, x_step, n_columns):
     return y
 
 
-TILES = (6, 4, 2, 1)                    # rows of activations at a time; 6 fill the registers
+TILES = (ACT_GROUP, 4, 2, 1)            # rows of activations at a time; 6 fill the registers
 
 
-def emit_matmul(k, format, n_in, lanes=8):
+def emit_matmul(k, format, n_in, lanes=8, full_u8=False):
     """Emit matmul_naive for all rows of activations and rows chunk * chunk_rows ... of w.
 
     w: packed rows of n_in weights   x: records (n_in / 32, n_rows)   y: f32, rows y_stride
     bytes apart.  chunk_rows: a multiple of 8.  scratch: matmul_scratch_bytes.
     lanes: 8, or n_out if that is less; then the surplus lanes repeat the last row.
+    full_u8: whether dot4_us is right for bytes up to 255, as in VNNI; then int8 codes are kept
+    as code + 128, which spares their signs' special handling.
     """
-    w, x, y, n_out, chunk_rows, rows_left, y_stride = k.args(
-        "w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")
+    n_out, chunk_rows = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")[3:5]
     row_bytes = format.n_bytes(n_in)
     steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
-    row, end, last = emit_row_groups(k, w, n_out, chunk_rows, row_bytes, lanes)
+    bias = 128 if is_int8(format) and full_u8 else format.codes.bias
+    row = k.chunk * chunk_rows
+    end = k.min(row + chunk_rows, n_out)
     panel = k.copy(k.scratch)
     with k.while_(row, "<", end):
-        base = w + k.min(row, last) * row_bytes
-        emit_panel(k, format, EightRuns(k, base, steps), n_in // format.block_len, panel)
+        first = k.min(row, emit_reload(k, "n_out") - lanes)
+        block = EightRuns(k, emit_reload(k, "w") + first * row_bytes, steps)
+        emit_panel(k, format, block, n_in // format.block_len, panel, bias)
         row += 8
-    x_step = rows_left << 6
+    x, y, rows_left = [emit_reload(k, name) for name in ("x", "y", "n_rows")]
+    group_step = k.rem(rows_left, k.imm(ACT_GROUP)) << 6
     for n_columns in TILES:
+        x_step, next_tile = ACT_RECORD * ACT_GROUP, ACT_RECORD * n_columns
+        if n_columns == ACT_GROUP:
+            next_tile *= n_in // 32
+        else:                               # a part of the last, smaller group
+            x_step = group_step
         with k.while_(rows_left, ">=", n_columns):
             k.mov(panel, k.scratch)
-            k.mov(row, k.chunk * chunk_rows)
+            k.mov(row, k.chunk * emit_reload(k, "chunk_rows"))
             with k.while_(row, "<", end):
-                tile = emit_tile(k, format, n_in, panel, k.copy(x), x_step, n_columns)
-                out = y + (k.min(row, last) << 2)
+                tile = emit_tile(k, format, bias, n_in, panel, k.copy(x), x_step, n_columns)
+                out = y + (k.min(row, emit_reload(k, "n_out") - lanes) << 2)
+                y_stride = emit_reload(k, "y_stride")
                 for v in tile:
                     emit_store_lanes(k, out, v, lanes)
                     out += y_stride
                 row += 8
-            x += ACT_RECORD * n_columns
-            y += y_stride * n_columns
+            x += next_tile
+            y += emit_reload(k, "y_stride") * n_columns
             rows_left -= n_columns
 
 
@@ -5521,7 +6493,7 @@ def emit_embed(k, format, n_in):
         first = k.min(done, n_blocks - lanes)
         block = EightRuns(k, w + first * format.block_bytes,
                           [i * format.block_bytes for i in steps])
-        emit_panel(k, format, block, 1, k.copy(k.scratch))
+        emit_panel(k, format, block, 1, k.copy(k.scratch), format.codes.bias)
         emit_decode(k, format, k.copy(k.scratch), y + first * (4 * block_len),
                     [4 * block_len * i for i in steps])
         done += 8
@@ -5535,17 +6507,19 @@ def emit_decode(k, format, panel, y, steps):
             at = 256 + s * _scales_bytes(format)
             scale = k.load_f32x8(panel, at)
             low = k.load_f32x8(panel, at + 32) if format.m_off is not None else None
-            for i in range(s * sub, (s + 1) * sub, 4):
-                v = k.load_i32x8(panel, 8 * i)
-                floats = [k.i32_to_f32(emit_byte(k, v, j, format.codes)) * scale
-                          for j in range(4)]
+            codes = panel + 8 * sub * s
+            with k.loop(sub // 4):
+                v = k.load_i32x8(codes)
+                floats = [k.i32_to_f32(emit_byte(k, v, i, format.codes)) * scale
+                          for i in range(4)]
                 if low:
                     floats = [f + low for f in floats]
                 for lane, f in enumerate(emit_turn(k, [f.i32 for f in floats])):
-                    k.store_i8x16(y, f, steps[lane] + 4 * i)
-                    k.store_i8x16(y, k.halves(f, f, 1, 1), steps[lane + 4] + 4 * i)
+                    k.store_i8x16(y, f, steps[lane])
+                    k.store_i8x16(y, k.halves(f, f, 1, 1), steps[lane + 4])
+                codes += 32
+                y += 16
         panel += panel_record_bytes(format)
-        y += 128
 
 
 # ---------------------------------------------------------------------------------------
@@ -6497,6 +7471,719 @@ def emit_compact(k):
 
 # ---------------------------------------------------------------------------------------
 # 5.7 Programs and threads
+#
+# A forward pass calls some hundreds of operations, and a call from Python to machine code
+# costs more than many of them.  So the calls are not made but written down, once: `Native`
+# has the names of the operation surface, and each method appends a line to a table.
+#
+#   line:  address of the kernel | address of its arguments | number of chunks | barrier
+#
+# Running a token is then one foreign call per thread: `emit_run` is a kernel that walks the
+# table.  At each line every thread takes chunks from a shared counter until none is left, so
+# a slow core takes fewer; where the next line reads what this one wrote, the threads wait for
+# each other.  A program is kept for each number of rows; the tokens, positions and page tables
+# it works on lie in fixed buffers that are filled in before a run.
+
+LINE_BYTES, COUNTER_BYTES = 32, 64      # a counter has a cache line to itself
+STAMP_OFF = 16                          # where in a counter's line the time stands, if asked for
+SPINS = 2000                            # looks at a barrier before giving way to the system
+
+
+def emit_run(k, clock=None):
+    """Run a program's table, together with n_threads - 1 other threads doing the same.
+
+    table: lines   n_lines: how many   counters: one for each line, zero at the start
+    arrived: i64, zero at the start; how many threads have come to barriers so far
+    give_way: address of a function of the system that lets other threads run
+    clock: None, or (address, first argument or None) of a function that writes the time to
+    where its next argument points: it is called after each line, for the place behind the
+    line's counter, and the last thread to get there has the say
+    """
+    table, n_lines, counters, arrived, n_threads, give_way = k.args(
+        "table", "n_lines", "counters", "arrived", "n_threads", "give_way")
+    due = k.imm(0)                      # what `arrived` must reach at the next barrier
+    one = k.imm(1)
+    with k.loop(n_lines):
+        kernel, args, n_chunks = (k.load_i64(table, off) for off in (0, 8, 16))
+        chunk = k.fetch_add(counters, one)
+        with k.while_(chunk, "<", n_chunks):
+            k.call(kernel, args, chunk, k.scratch)
+            k.fetch_add(counters, one, to=chunk)
+        barrier = k.load_i64(table, 24)
+        with k.if_(barrier, "!=", 0):
+            due += n_threads
+            k.fetch_add(arrived, one)
+            here, spins = k.load_acquire(arrived), k.imm(0)
+            with k.while_(here, "<", due):
+                k.pause()
+                spins += 1
+                with k.if_(spins, ">", SPINS):
+                    k.call(give_way, args, chunk, k.scratch)
+                k.load_acquire(arrived, to=here)
+        if clock:
+            function, first = clock
+            stamp = counters + STAMP_OFF
+            k.call(k.imm(function), stamp if first is None else k.imm(first), stamp, k.scratch)
+        table += LINE_BYTES
+        counters += COUNTER_BYTES
+
+
+class Memory:
+    """Zeroed memory outside of Python's heap; the system commits it as it is written.
+
+    address: of its first byte, on a page border   n_bytes: its size
+    """
+
+    def __init__(self, n_bytes):
+        self.n_bytes = max(n_bytes, mmap.PAGESIZE)
+        self._map = mmap.mmap(-1, self.n_bytes)
+        self.address = ctypes.addressof((ctypes.c_char * 0).from_buffer(self._map))
+
+
+class Team:
+    """The threads that run programs: the caller's and n_threads - 1 of our own.
+
+    run: the native `emit_run`   The workers sleep on a lock between programs; they are daemons,
+    so that a process ends without asking them.
+    """
+
+    def __init__(self, run, n_threads):
+        self.run_kernel, self.n_threads = run, n_threads
+        self.scratch = [Memory(SCRATCH_BYTES) for _ in range(n_threads)]
+        self.args = 0
+        self.go = [threading.Semaphore(0) for _ in range(n_threads - 1)]
+        self.done = threading.Semaphore(0)
+        for i in range(n_threads - 1):
+            threading.Thread(target=self._work, args=(i,), daemon=True).start()
+
+    def _work(self, i):
+        scratch = self.scratch[i + 1].address
+        while True:
+            self.go[i].acquire()
+            self.run_kernel(self.args, 0, scratch)
+            self.done.release()
+
+    def run_alone(self, program):
+        """Run a program on the calling thread; it must have been finished for one."""
+        program.clear()
+        self.run_kernel(program.args.buffer_info()[0], 0, self.scratch[0].address)
+
+    def run(self, program):
+        """Run a program, finished for n_threads, on all threads."""
+        program.clear()
+        args = program.args.buffer_info()[0]
+        self.args = args
+        for go in self.go:
+            go.release()
+        self.run_kernel(args, 0, self.scratch[0].address)
+        for _ in self.go:
+            self.done.acquire()
+
+
+class Buffer:
+    """An activation of a recorded program: f32 (n_rows, n) in the arena.
+
+    address: of the first row   quantized: the Buffer of its int8 form, once there is one
+    act: "silu" or "gelu" when only promised: the next `mul` computes both in one pass
+    Python frees a Buffer when the forward pass drops it, and its place serves the next one.
+    """
+
+    def __init__(self, program, n_rows, n, n_bytes):
+        self.program, self.n_rows, self.n, self.n_bytes = program, n_rows, n, n_bytes
+        self.address = program.place(n_bytes)
+        self.quantized = self.act = None
+
+    row_bytes = property(lambda self: 4 * self.n)
+    span = property(lambda self: (self.address, self.address + self.n_bytes))
+
+    def __del__(self):
+        self.program.free(self.address, self.n_bytes)
+
+
+def _overlap(xs, ys):
+    """Return whether any of the runs xs of memory shares a byte with any of ys."""
+    return any(a < d and c < b for a, b in xs for c, d in ys)
+
+
+class Program:
+    """A recorded forward pass for one number of rows.
+
+    arena: Memory for the activations; when it is too small, recording goes on for the sake of
+    `peak_bytes`, and is then done again in a larger one.
+    calls: what each line is, (emit, parameters, fields, n_chunks), until the record is kept
+    """
+
+    def __init__(self, arena):
+        self.arena, self.lines, self.keep, self.calls = arena, [], [], []
+        self.holes, self.end, self.peak_bytes = [], 0, 0
+        self.reads, self.writes = [], []            # (address, end) touched since the last barrier
+
+    def place(self, n_bytes):
+        """Return the address of n_bytes of the arena, on a 64-byte border."""
+        n_bytes = -(-n_bytes // 64) * 64
+        for i, (off, size) in enumerate(self.holes):
+            if size >= n_bytes:
+                self.holes[i:i + 1] = [(off + n_bytes, size - n_bytes)] if size > n_bytes else []
+                return self.arena.address + off
+        off, self.end = self.end, self.end + n_bytes
+        self.peak_bytes = max(self.peak_bytes, self.end)
+        return self.arena.address + off
+
+    def free(self, address, n_bytes):
+        """Give back a place; neighbouring holes grow together."""
+        self.holes.append((address - self.arena.address, -(-n_bytes // 64) * 64))
+        self.holes.sort()
+        merged = []
+        for off, size in self.holes:
+            if merged and merged[-1][0] + merged[-1][1] == off:
+                merged[-1] = merged[-1][0], merged[-1][1] + size
+            else:
+                merged.append((off, size))
+        self.holes = merged
+
+    def line(self, kernel, n_chunks, reads, writes, args):
+        """Append a call.  reads, writes: (address, end) of the memory it touches.
+
+        A call that reads what an earlier one writes, or writes what an earlier one touches,
+        must wait for it: then the line before gets a barrier.
+        """
+        if _overlap(reads, self.writes) or _overlap(writes, self.reads + self.writes):
+            self.lines[-1][3] = 1
+            self.reads, self.writes = [], []
+        self.reads += reads
+        self.writes += writes
+        self.keep.append(args)
+        self.lines.append([kernel, args.buffer_info()[0], n_chunks, 0])
+
+    def finish(self, n_threads, give_way):
+        """Turn the lines into the table that emit_run walks."""
+        n = len(self.lines)
+        self.table = array("q", itertools.chain.from_iterable(self.lines))
+        self.counters = Memory((n + 1) * COUNTER_BYTES)
+        self.counter_bytes = (n + 1) * COUNTER_BYTES
+        self.args = array("q", (self.table.buffer_info()[0], n, self.counters.address,
+                                self.counters.address + n * COUNTER_BYTES, n_threads, give_way))
+
+    def clear(self):
+        """Set all counters to zero, as they must be before a run."""
+        ctypes.memset(self.counters.address, 0, self.counter_bytes)
+
+
+class Logits(array):
+    """One row of logits; best: the index of its largest, which the machine code has found."""
+
+    __slots__ = ("best",)
+
+
+class Span:
+    """A run of memory that recorded calls read or write: what a barrier is decided by."""
+
+    def __init__(self, address, n_bytes):
+        self.span = address, address + n_bytes
+
+
+class Index(NamedTuple):
+    """Where the numbers of n_rows rows will lie when a program runs: i32."""
+    address: int
+    n_rows: int
+
+
+class Recorded(NamedTuple):
+    """What stands for a Batch while its program is recorded: addresses, filled in before a run."""
+    tokens: Index
+    positions: Index
+    wanted: Index
+    tables: int                         # i64, a row each: address of its sequence's page table
+    cache: object
+
+
+class Promise(NamedTuple):
+    """An activation function not yet recorded: a product that follows is taken in with it."""
+    x: Buffer
+    alone: object                       # emit function of the activation alone
+    fused: object                       # and of the activation times another operand
+
+
+class NativeFault(Exception):
+    """Machine code cannot run here, or does not do what it should; the message says why."""
+
+
+CHUNK_BYTES = 64 << 10                  # of weights: much against taking a chunk, little against a core's share
+PANEL_ROWS = 32                         # weight rows of a chunk where many activations meet them
+SLICE = 4096                            # elements of a chunk of an element-wise operation
+ATTENTION_ROWS = 8                      # neighbouring rows that share the loading of keys
+SCRATCH_BYTES = 8 << 20                 # of each thread; committed as it is written
+KEPT_PROGRAMS = 8
+
+
+def f32_bits(x):
+    """Return the bits of a float32 as a signed integer, the form in which kernels take numbers."""
+    return struct.unpack("<i", struct.pack("<f", x))[0]
+
+
+def address_of(buf):
+    """Return the address of a writable buffer's first byte."""
+    return ctypes.addressof((ctypes.c_char * 0).from_buffer(buf))
+
+
+# Before a kernel is trusted on a machine it has to agree with chapter 4 on a small random input,
+# once for each kind.  Only the kernels that a trial can reach through the operation surface on
+# rows of numbers are tried by themselves; quantize runs inside every trial of a matrix.
+
+def _check_key(emit, parameters):
+    """Return what makes two kernels alike enough to be tried once: width and lanes do not count."""
+    return (emit,) + tuple(p for p in parameters if isinstance(p, (str, Format)))
+
+
+def _trial_tensor(fmt, n_out, n_in, rng):
+    """Return a Tensor of random blocks whose scales are finite: no byte with the bits of infinity."""
+    finite = bytes(b if b & 0x7C != 0x7C else b ^ 0x40 for b in range(256))
+    data = rng.getrandbits(8 * fmt.n_bytes(n_out * n_in)).to_bytes(fmt.n_bytes(n_out * n_in), "little")
+    if fmt.name == "F32":                 # its third byte counts too: take numbers
+        return Tensor("trial", fmt, (n_out, n_in),
+                      array("f", [rng.uniform(-1, 1) for _ in range(n_out * n_in)]).tobytes())
+    return Tensor("trial", fmt, (n_out, n_in), data.translate(finite))
+
+
+def _trial(emit, parameters):
+    """Return (function of (ops, inputs), inputs) that uses a kernel, or None.
+
+    An input is rows of numbers, or row numbers (ints).
+    """
+    rng = random.Random(1)
+
+    def rows(n_rows, n):
+        return [array("f", [rng.uniform(-2, 2) for _ in range(n)]) for _ in range(n_rows)]
+
+    x, y, (w, b), fixed = rows(3, 37), rows(3, 37), rows(2, 37), parameters
+    if emit in (emit_matvec, emit_matmul, emit_matmul_float):
+        matrix = _trial_tensor(fixed[0], (fixed[2:] or (8,))[0], fixed[1], rng)
+        x = rows(1 if emit is emit_matvec else 3, fixed[1])
+        return (lambda ops, x: ops.matmul(matrix, x)), [x]
+    if emit is emit_embed:
+        matrix = _trial_tensor(fixed[0], 5, fixed[1], rng)
+        return (lambda ops, index: ops.embed(matrix, index)), [[4, 0, 3]]
+    return {
+        emit_add: ((lambda ops, x, y: ops.add(x, y)), [x, y]),
+        emit_mul: ((lambda ops, x, y: ops.mul(x, y)), [x, y]),
+        emit_scale: ((lambda ops, x: ops.mul(x, 0.375)), [x]),
+        emit_silu: ((lambda ops, x: ops.silu(x)), [x]),
+        emit_gelu: ((lambda ops, x: ops.gelu(x)), [x]),
+        emit_silu_mul: ((lambda ops, x, y: ops.mul(ops.silu(x), y)), [x, y]),
+        emit_gelu_mul: ((lambda ops, x, y: ops.mul(ops.gelu(x), y)), [x, y]),
+        emit_softcap: ((lambda ops, x: ops.softcap(x, 3.0)), [x]),
+        emit_rms_norm: ((lambda ops, x: ops.rms_norm(x, w, f32(1e-5))), [x]),
+        emit_layer_norm: ((lambda ops, x: ops.layer_norm(x, w, b, f32(1e-5))), [x]),
+        emit_rows: ((lambda ops, x, index: ops.rows(x, index)), [x, [2, 0]]),
+    }.get(emit)
+
+
+class Native:
+    """The operation surface as a recorder of programs.
+
+    Each method appends lines and returns the Buffer that they will fill.
+    """
+
+    name, prefill_rows = "native", 256
+
+    def __init__(self, isa, n_threads):
+        self.isa, self.n_threads = isa, n_threads
+        self.kernels, self.owned, self.tables = {}, {}, {}
+        self.unchecked, self.checked = {}, set()
+        self.arena, self.inputs, self.n_inputs, self.programs = Memory(0), None, 0, {}
+        self.team = Team(KERNEL_FUNCTION(self.kernel(emit_run)[0]), n_threads)
+
+    def kernel(self, emit, *parameters):
+        """Return (address, Builder) of a kernel, encoded on first use.  Raises NativeFault."""
+        key = emit, parameters
+        if key not in self.kernels:
+            k = build(emit, *parameters)
+            code, reason = compile_kernels([k], self.isa)
+            if code is None:
+                raise NativeFault(reason)
+            self.kernels[key] = code.addresses[0], k
+        return self.kernels[key]
+
+    # Recording
+
+    def line(self, n_chunks, reads, writes, emit, *parameters, **fields):
+        """Append a call of a kernel to the program being recorded."""
+        if n_chunks:
+            self.unchecked.setdefault(_check_key(emit, parameters), (emit, parameters))
+            address, k = self.kernel(emit, *parameters)
+            self.program.line(address, n_chunks, [b.span for b in reads],
+                              [b.span for b in writes], k.args_array(**fields))
+            self.program.calls.append((emit, parameters, fields, n_chunks))
+
+    def buffer(self, n_rows, n):
+        return Buffer(self.program, n_rows, n, 4 * n_rows * n)
+
+    def vector(self, values):
+        """Return the address of a weight vector, array('f'), which is kept."""
+        self.owned[id(values)] = values
+        return values.buffer_info()[0]
+
+    def matrix(self, w):
+        """Return w itself, or, where its rows do not lie one after another, a copy that does."""
+        if w.contiguous:
+            return w
+        if id(w) not in self.owned:
+            self.owned[id(w)] = w, Tensor(w.name, FORMATS["F32"], w.shape, w.floats().tobytes())
+        return self.owned[id(w)][1]
+
+    def chunk_rows(self, w, n_rows):
+        """Return how many rows of a weight make a chunk: a multiple of 8, some chunks a thread."""
+        n_out = w.shape[0]
+        share = n_out if self.n_threads == 1 else n_out // (4 * self.n_threads)
+        limit = PANEL_ROWS if n_rows > 1 else CHUNK_BYTES // w.row_bytes
+        return max(8, min(share, limit) + 7 & ~7)
+
+    def elementwise(self, emit, x, *more, c=None):
+        """Record an operation on elements, cut in slices; more: further inputs."""
+        out = self.buffer(x.n_rows, x.n)
+        slice = min(SLICE, -(-x.n // 8) * 8)
+        slices = -(-x.n // slice)
+        fields = dict(x=x.address, x_row_bytes=x.row_bytes, out=out.address,
+                      out_row_bytes=out.row_bytes, n=x.n, slice=slice, slices=slices)
+        reads = [x]
+        for y in more:
+            if isinstance(y, Buffer):
+                fields.update(y=y.address, y_row_bytes=y.row_bytes)
+                reads.append(y)
+            else:                       # one row, added to each
+                fields.update(y=self.vector(y), y_row_bytes=0)
+        if c is not None:
+            fields["c_bits"] = f32_bits(c)
+        self.line(x.n_rows * slices, reads, [out], emit, **fields)
+        return out
+
+    # The operation surface
+
+    def embed(self, w, index):
+        """Record out[r] = row index[r] of w; index: Index."""
+        w = self.matrix(w)
+        out = self.buffer(index.n_rows, w.shape[1])
+        self.line(out.n_rows, [], [out], emit_embed, w.format, w.shape[1],
+                  tokens=index.address, w=w.address(), y=out.address, y_stride=out.row_bytes)
+        return out
+
+    def matmul(self, w, x):
+        w, x = self.matrix(w), self.done(x)
+        n_out, n_in = w.shape
+        out = self.buffer(x.n_rows, n_out)
+        chunk_rows = self.chunk_rows(w, x.n_rows)
+        fields = dict(w=w.address(), y=out.address, n_out=n_out, chunk_rows=chunk_rows,
+                      n_rows=x.n_rows, y_stride=out.row_bytes)
+        n_chunks = -(-n_out // chunk_rows) if x.n_rows else 0
+        if w.format.sub_len is None:
+            self.line(n_chunks, [x], [out], emit_matmul_float, w.format, n_in,
+                      x=x.address, **fields)
+            return out
+        if x.quantized is None:         # once for all matrices that this activation meets
+            n_blocks = n_in // ACT_BLOCK
+            x.quantized = Buffer(self.program, x.n_rows, n_in, ACT_RECORD * n_blocks * x.n_rows)
+            self.line(x.n_rows, [x], [x.quantized], emit_quantize, x=x.address,
+                      xq=x.quantized.address, n_blocks=n_blocks, n_rows=x.n_rows)
+        emit = emit_matvec if x.n_rows == 1 else emit_matmul
+        self.line(n_chunks, [x.quantized], [out], emit, w.format, n_in, min(8, n_out),
+                  x=x.quantized.address, **fields)
+        return out
+
+    def add(self, x, y):
+        return self.elementwise(emit_add, self.done(x), self.done(y))
+
+    def mul(self, x, y):
+        if isinstance(y, float):
+            return self.elementwise(emit_scale, self.done(x), c=y)
+        if isinstance(x, Promise):      # the activation and the product in one pass
+            return self.elementwise(x.fused, x.x, self.done(y))
+        return self.elementwise(emit_mul, x, self.done(y))
+
+    def silu(self, x):
+        return Promise(self.done(x), emit_silu, emit_silu_mul)
+
+    def gelu(self, x):
+        return Promise(self.done(x), emit_gelu, emit_gelu_mul)
+
+    def done(self, x):
+        """Return x as a Buffer (or a row); what was only promised is recorded now."""
+        return self.elementwise(x.alone, x.x) if isinstance(x, Promise) else x
+
+    def softcap(self, x, cap):
+        return self.elementwise(emit_softcap, x, c=cap)
+
+    def rms_norm(self, x, w, eps):
+        out = self.buffer(x.n_rows, x.n)
+        self.line(x.n_rows, [x], [out], emit_rms_norm, x=x.address, x_row_bytes=x.row_bytes,
+                  out=out.address, out_row_bytes=out.row_bytes, w=self.vector(w), n=len(w),
+                  runs=x.n // len(w), eps_bits=f32_bits(eps))
+        return out
+
+    def layer_norm(self, x, w, b, eps):
+        out = self.buffer(x.n_rows, x.n)
+        self.line(x.n_rows, [x], [out], emit_layer_norm, x=x.address, x_row_bytes=x.row_bytes,
+                  out=out.address, out_row_bytes=out.row_bytes, w=self.vector(w),
+                  b=0 if b is None else self.vector(b), n=x.n, eps_bits=f32_bits(eps))
+        return out
+
+    def rows(self, x, index):
+        out = self.buffer(index.n_rows, x.n)
+        self.line(out.n_rows, [x], [out], emit_rows, x=x.address, x_row_bytes=x.row_bytes,
+                  index=index.address, out=out.address, out_row_bytes=out.row_bytes, n=x.n)
+        return out
+
+    def rope(self, x, positions, table, head_dim):
+        out = self.buffer(x.n_rows, x.n)
+        cos, sin = self.table_memory(table)
+        self.line(x.n_rows, [x], [out], emit_rope, table.pairing, x=x.address,
+                  x_row_bytes=x.row_bytes, out=out.address, out_row_bytes=out.row_bytes,
+                  positions=positions.address, cos=cos.address, sin=sin.address,
+                  n_heads=x.n // head_dim, head_dim=head_dim, n_rot=table.n_rot)
+        return out
+
+    def attention(self, q, k, v, batch, layer, spec):
+        pool, out = batch.cache, self.buffer(q.n_rows, q.n)
+        pages = Span(self.pool_address + pool.layer_offs[layer], 1)     # stands for all of them
+        common = dict(tables=batch.tables, positions=batch.positions.address,
+                      arena=self.pool_address, page_bytes=pool.page_bytes,
+                      layer_off=pool.layer_offs[layer], page_size=pool.page_size,
+                      n_kv_heads=spec.n_kv_heads)
+        self.line(q.n_rows, [k, v], [pages], emit_kv_store, pool.kv_type,
+                  spec.head_dim, k=k.address, k_row_bytes=k.row_bytes, v=v.address,
+                  v_row_bytes=v.row_bytes, **common)
+        group = spec.n_heads // spec.n_kv_heads
+        heads = max(h for h in (1, 2, 3, 4) if group % h == 0)
+        rows = 1 if q.n_rows < ATTENTION_ROWS else ATTENTION_ROWS
+        assert rows * heads <= ATTENTION_PAIRS, "what a unit of attention keeps"
+        self.line(-(-q.n_rows // rows) * (spec.n_heads // heads), [q, pages],
+                  [out], emit_attention, pool.kv_type, spec.head_dim, bool(spec.cap),
+                  q=q.address, q_row_bytes=q.row_bytes, out=out.address,
+                  out_row_bytes=out.row_bytes, n_heads=spec.n_heads,
+                  scale_bits=f32_bits(spec.scale), window=spec.window,
+                  cap_bits=f32_bits(spec.cap),
+                  sinks=0 if spec.sinks is None else self.vector(spec.sinks),
+                  n_rows=q.n_rows, rows=rows, heads=heads, **common)
+        return out
+
+    def argmax(self, x):
+        """Record, for each row, where its largest value is, and whether all are finite."""
+        out = Buffer(self.program, x.n_rows, 4, 16 * x.n_rows)
+        self.line(x.n_rows, [x], [out], emit_argmax, x=x.address, x_row_bytes=x.row_bytes, n=x.n,
+                  out=out.address)
+        return out
+
+    # Running
+
+    def run(self, forward, model, batch):
+        """Return the logits of the wanted rows: record the forward pass, or use the record."""
+        key = len(batch.tokens), len(batch.wanted), id(batch.cache)
+        program = self.programs.get(key)
+        if program is None:
+            program = self.record(forward, model, batch)
+            program.calls = None
+            if len(self.programs) == KEPT_PROGRAMS:
+                del self.programs[next(iter(self.programs))]
+            self.programs[key] = program
+        self.fill(batch)
+        self.team.run(program)
+        return self.logits(program)
+
+    def timed_run(self, forward, model, batch):
+        """Return (logits, [(emit, parameters, fields, n_chunks, seconds)]): a run line by line.
+
+        Every line gets a barrier, and the threads note the time after each.
+        """
+        program = self.record(forward, model, batch)
+        program.lines = [[0, 0, 0, 1]] + [line[:3] + [1] for line in program.lines]
+        program.finish(self.n_threads, system_yield())
+        untimed = self.team.run_kernel
+        self.team.run_kernel = KERNEL_FUNCTION(self.kernel(emit_run, system_clock())[0])
+        try:
+            self.fill(batch)
+            self.team.run(program)
+        finally:
+            self.team.run_kernel = untimed
+        stamps = [system_time(program.counters.address + COUNTER_BYTES * i + STAMP_OFF)
+                  for i in range(len(program.lines))]
+        return self.logits(program), [
+            (*call, after - before) for call, before, after in zip(program.calls, stamps, stamps[1:])]
+
+    def record(self, forward, model, batch):
+        """Return the Program of a forward pass over so many rows."""
+        n_rows, n_wanted = len(batch.tokens), len(batch.wanted)
+        if n_rows > self.n_inputs:      # earlier programs hold the address of the smaller ones
+            self.n_inputs = max(n_rows, self.prefill_rows)
+            self.inputs = Memory(20 * self.n_inputs)
+            self.programs.clear()
+        at = self.inputs.address
+        recorded = Recorded(Index(at + 8 * self.n_inputs, n_rows),
+                            Index(at + 12 * self.n_inputs, n_rows),
+                            Index(at + 16 * self.n_inputs, n_wanted), at, batch.cache)
+        self.pool_address, self.n_positions = address_of(batch.cache.arena), model.ctx_size
+        while True:
+            self.program = program = Program(self.arena)
+            result = forward(model, self, recorded)
+            best = self.argmax(result)
+            if program.peak_bytes <= self.arena.n_bytes:
+                break
+            self.programs.clear()       # they hold addresses in the arena that now goes
+            self.arena = Memory(program.peak_bytes)
+            del result, best, program
+        program.finish(self.n_threads, system_yield())
+        program.output = result.address, best.address, n_wanted, result.n
+        program.cache = batch.cache     # keeps the id in the key its own
+        self.program = None
+        for key in set(self.unchecked) - self.checked:
+            self.check(*self.unchecked[key])
+            self.checked.add(key)
+        return program
+
+    def check(self, emit, parameters):
+        """Compare a kernel with the reference on a small random input.  Raises NativeFault."""
+        trial = _trial(emit, parameters)
+        if trial:
+            operation, inputs = trial
+            expected = operation(Reference(), *inputs)
+            if self.compute(operation, inputs) != [row.tobytes() for row in expected]:
+                raise NativeFault(f"the {self.isa} code of {emit.__name__[5:]}{parameters} does "
+                                  "not compute on this machine what it should")
+
+    def compute(self, operation, inputs):
+        """Return the rows, as bytes, of operation(self, *inputs), recorded and run by itself."""
+        recording, self.program = self.program, Program(Memory(1 << 22))
+        try:
+            places = []
+            for x in inputs:
+                is_rows = isinstance(x[0], array)
+                data = b"".join([row.tobytes() for row in x]) if is_rows else array("i", x).tobytes()
+                place = self.buffer(len(x), len(x[0]) if is_rows else 1)
+                ctypes.memmove(place.address, data, len(data))
+                places.append(place if is_rows else Index(place.address, len(x)))
+            out = self.done(operation(self, *places))
+            self.program.finish(1, 0)
+            self.team.run_alone(self.program)
+            return [ctypes.string_at(out.address + r * out.row_bytes, out.row_bytes)
+                    for r in range(out.n_rows)]
+        finally:
+            self.program = recording
+
+    def fill(self, batch):
+        """Write what a batch holds to where the programs look for it."""
+        at = self.inputs.address
+        for off, kind, values in (
+                (0, "q", [seq.table.buffer_info()[0] for seq in batch.sequences]),
+                (8, "i", batch.tokens), (12, "i", batch.positions), (16, "i", batch.wanted)):
+            data = array(kind, values)
+            ctypes.memmove(at + off * self.n_inputs, data.buffer_info()[0],
+                           len(data) * data.itemsize)
+        last = max(batch.positions)
+        for table, cos, sin, filled in self.tables.values():
+            if last >= filled[0]:
+                table.rows(last)
+                done = 4 * len(table.freqs) * filled[0]
+                for memory, values in ((cos, table.cos), (sin, table.sin)):
+                    ctypes.memmove(memory.address + done, values.buffer_info()[0] + done,
+                                   4 * len(values) - done)
+                filled[0] = len(table.cos) // len(table.freqs)
+
+    def table_memory(self, table):
+        """Return the Memory of a RopeTable's cosines and of its sines, at fixed addresses."""
+        if id(table) not in self.tables:
+            n_bytes = 4 * self.n_positions * len(table.freqs)
+            self.tables[id(table)] = table, Memory(n_bytes), Memory(n_bytes), [0]
+        return self.tables[id(table)][1:3]
+
+    def largest(self, logits, k):
+        """As `largest` of chapter 8, for a long row: only what reaches a threshold is sorted."""
+        n = len(logits)
+        if k >= n // 8 or n < 4096 or not isinstance(logits, Logits):
+            return largest(logits, k)
+        top, depth, count = logits[logits.best], 2.0, array("q", (0,))
+        address, builder = self.kernel(emit_compact)
+        while True:
+            threshold, values, indices = array("f", (top - depth,)), Memory(4 * n), Memory(4 * n)
+            args = builder.args_array(
+                x=logits.buffer_info()[0], x_row_bytes=0, n=n, capacity=n,
+                threshold=threshold.buffer_info()[0], values=values.address,
+                indices=indices.address, counts=count.buffer_info()[0])
+            KERNEL_FUNCTION(address)(args.buffer_info()[0], 0, 0)
+            if count[0] >= k:
+                found = zip(array("f", ctypes.string_at(values.address, 4 * count[0])),
+                            array("i", ctypes.string_at(indices.address, 4 * count[0])))
+                return [i for _, i in sorted(found, key=lambda c: (-c[0], c[1]))[:k]]
+            depth *= 2
+
+    def logits(self, program):
+        """Return a copy of the logits that a program left, a row each."""
+        address, best_address, n_rows, n = program.output
+        best, out = array("i", ctypes.string_at(best_address, 16 * n_rows)), []
+        for r in range(n_rows):
+            row = Logits("f", ctypes.string_at(address + 4 * n * r, 4 * n))
+            row.best, not_finite = best[4 * r], best[4 * r + 2]
+            if not_finite:
+                raise KshipraError(NOT_FINITE)
+            out.append(row)
+        return out
+
+
+def native_refusal():
+    """Return why machine code cannot be used here, or None."""
+    return choose_isa(os.environ)[1]
+
+
+def warn_plain(reason):
+    """Say, in one line, that plain Python computes, and why."""
+    print(f"kshipra: computing in plain Python, which is slow: {reason}", file=sys.stderr)
+
+
+def usable_cores():
+    """Return how many physical cores this process may use: its affinity, its share, no siblings."""
+    if hasattr(os, "sched_getaffinity"):
+        cpus = os.sched_getaffinity(0)
+    else:
+        cpus = range(os.cpu_count() or 1)
+    cores = set()
+    for cpu in cpus:
+        try:                            # "0,4" or "0-1": the threads that share a core
+            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as f:
+                cores.add(f.read())
+        except OSError:
+            cores.add(cpu)
+    n = len(cores)
+    try:                                # a container's share of processor time
+        with open("/sys/fs/cgroup/cpu.max") as f:
+            quota, period = f.read().split()
+        if quota != "max":
+            n = min(n, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return n
+
+
+def system_yield():
+    """Return the address of the system's function that lets another thread run."""
+    if sys.platform == "win32":
+        function = ctypes.WinDLL("kernel32").SwitchToThread
+    else:
+        function = ctypes.CDLL(None).sched_yield
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def system_clock():
+    """Return (address, first argument or None) of the system's function that writes the time."""
+    if sys.platform == "win32":
+        return ctypes.cast(ctypes.WinDLL("kernel32").QueryPerformanceCounter, ctypes.c_void_p).value, None
+    return ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value, time.CLOCK_MONOTONIC
+
+
+def system_time(address):
+    """Return the seconds of the time that the function of system_clock wrote at address."""
+    first, second = struct.unpack("<qq", ctypes.string_at(address, 16))
+    if sys.platform == "win32":
+        frequency = ctypes.c_int64()
+        ctypes.WinDLL("kernel32").QueryPerformanceFrequency(ctypes.byref(frequency))
+        return first / frequency.value
+    return first + second * 1e-9
 
 
 # ---------------------------------------------------------------------------------------
@@ -6582,11 +8269,15 @@ class PagePool:
         return page * self.page_bytes + self.layer_offs[layer] + vector * self.value_bytes
 
     def write(self, layer, seq, pos, k, v):
-        """Store one position's k and v, each (n_kv_heads * head_dim,), rounded to kv_type."""
+        """Store one position's k and v, each (n_kv_heads * head_dim,), rounded to kv_type.
+
+        Raises KshipraError for what is not finite, which f16 would clamp.
+        """
         page, slot = seq.table[pos // self.page_size], pos % self.page_size
         n_kv_heads, head_dim = self.layers[layer]
         n = head_dim * self.value_bytes
         for which, row in enumerate((k, v)):
+            check_finite(row)
             data = f32_to_f16(row) if self.kv_type == "f16" else row.tobytes()
             for head in range(n_kv_heads):
                 at = self.offset(layer, page, which, head, slot)
@@ -6851,7 +8542,7 @@ class Hparams:
         """Raise the error that a hyperparameter's value deserves."""
         gguf_key, config_keys = KEYS[name]
         key = f"{self.arch_name}.{gguf_key}" if self.is_gguf else config_keys[0]
-        raise KshipraError(f"{key} ({name}) is {value!r}: {why}; the file is damaged or of a kind "
+        raise KshipraError(f"{key} ({name}) is {_quote(value)}: {why}; the file is damaged or of a kind "
                            "that is not supported", self.path)
 
     def integer(self, name, default=None):
@@ -7314,14 +9005,17 @@ class Engine:
         try:
             for token, pos, seq in rows:
                 self._append(token, pos, seq)
-            logits = self.ops.run(forward, self, Batch(rows, list(wanted), self.cache))
-            for row in logits:
-                check_finite(row)
+            batch = Batch(rows, list(wanted), self.cache)
+            try:
+                return self.ops.run(forward, self, batch)
+            except NativeFault as fault:
+                warn_plain(fault)
+                self.ops = Reference()
+                return self.ops.run(forward, self, batch)
         except BaseException:           # leave each sequence as it was
             for seq, length in lengths.values():
                 seq.truncate(length)
             raise
-        return logits
 
     def _append(self, token, pos, seq):
         """Check one row and make room for it in its sequence."""
@@ -7594,12 +9288,330 @@ class Generation:
 
 
 # ---------------------------------------------------------------------------------------
+# 11. Tools
+#
+# Where does the time go, and why there?  A profile runs the model on operations that call
+# the real ones and note of each call its seconds, the bytes it cannot avoid to move and the
+# arithmetic it cannot avoid to do.  The limits of the machine are measured by emitted loops
+# that only read, or only compute.  An operation that does little for each byte waits for
+# memory, one that does much for the arithmetic units: bytes / read speed and operations /
+# compute speed are two times, and no kernel can beat the longer one.
+#
+# Source: Williams, Waterman and Patterson (2009), "Roofline", Communications of the ACM 52.
+
+class Profile:
+    """The operations of another backend, each call timed.
+
+    lines: {operation: [calls, seconds, bytes, operations]}
+    """
+
+    OPERATIONS = ("embed", "matmul", "add", "mul", "rms_norm", "layer_norm", "rope", "silu", "gelu",
+                  "attention", "softcap")
+
+    def __init__(self, ops):
+        self.ops, self.lines = ops, {}
+
+    def __getattr__(self, name):        # only asked for what is not here: the backend's own
+        found = getattr(self.ops, name)
+        if name not in self.OPERATIONS:
+            return found
+
+        def timed(*args):
+            begun = time.perf_counter()
+            out = found(*args)
+            self.note(call_cost(name, args, out), time.perf_counter() - begun)
+            return out
+
+        return timed
+
+    def note(self, cost, seconds):
+        """Add one call.   cost: (operation, bytes, operations)"""
+        line = self.lines.setdefault(cost[0], [0, 0.0, 0, 0])
+        for i, value in enumerate((1, seconds, *cost[1:])):
+            line[i] += value
+
+    def run(self, forward, model, batch):
+        """Run a forward pass, timed: call by call, or line by line of a recorded program."""
+        if not hasattr(self.ops, "timed_run"):
+            return forward(model, self, batch)
+        logits, calls = self.ops.timed_run(forward, model, batch)
+        for *call, seconds in calls:
+            self.note(line_cost(batch, *call), seconds)
+        return logits
+
+
+# What a call must move and compute.  A matrix counts its weights once, an activation 4 bytes
+# a number; attention reads each position that its rows see once for all rows of a sequence.
+
+OPERATIONS_EACH = {     # of a result; a polynomial's steps count one by one
+    "rms_norm": 4, "layer_norm": 7, "rope": 3, "quantize": 3, "silu": 20, "gelu": 26, "softcap": 26,
+    "silu_mul": 21, "gelu_mul": 27}
+
+
+def matrix_cost(format, n_out, n_in, n_rows):
+    return (f"matmul {format.name}", format.n_bytes(n_out * n_in) + 4 * n_rows * (n_in + n_out),
+            2 * n_out * n_in * n_rows)
+
+
+def attention_cost(batch, window, n_heads, n_kv_heads, head_dim):
+    ends, n_seen = {}, 0
+    for seq, pos in zip(batch.sequences, batch.positions):
+        seen = min(pos + 1, window or pos + 1)
+        ends[id(seq)], n_seen = max(seen, ends.get(id(seq), 0)), n_seen + seen
+    kv_bytes = 2 * n_kv_heads * head_dim * batch.cache.value_bytes
+    return ("attention", sum(ends.values()) * kv_bytes
+            + 8 * len(batch.positions) * n_heads * head_dim, 4 * n_seen * n_heads * head_dim)
+
+
+def call_cost(name, args, out):
+    """Return (operation, bytes, operations) of a call of the reference."""
+    n_out = sum(map(len, out))
+    if name == "matmul":
+        return matrix_cost(args[0].format, *args[0].shape, len(out))
+    if name == "embed":
+        return name, len(out) * args[0].row_bytes + 4 * n_out, n_out
+    if name == "attention":
+        batch, spec = args[3], args[5]
+        return attention_cost(batch, spec.window, spec.n_heads, spec.n_kv_heads, spec.head_dim)
+    n_in = sum(len(row) for x in args[:2] if isinstance(x, list) for row in x
+               if isinstance(row, array))
+    return name, 4 * (n_in + n_out), OPERATIONS_EACH.get(name, 1) * n_out
+
+
+def line_cost(batch, emit, parameters, fields, n_chunks):
+    """Return (operation, bytes, operations) of a line of a program."""
+    name = emit.__name__[len("emit_"):]
+    if name in ("matvec", "matmul", "matmul_float"):
+        return matrix_cost(parameters[0], fields["n_out"], parameters[1], fields["n_rows"])
+    if name == "attention":
+        return attention_cost(batch, fields["window"], fields["n_heads"], fields["n_kv_heads"],
+                              parameters[1])
+    if name == "kv_store":
+        n = 2 * n_chunks * fields["n_kv_heads"] * parameters[1]
+        return name, n * (4 + batch.cache.value_bytes), n
+    if name == "embed":
+        n = n_chunks * parameters[1]
+        return name, parameters[0].n_bytes(n) + 4 * n, n
+    n = n_chunks // fields.get("slices", 1) * (
+        fields["n_blocks"] * ACT_BLOCK if name == "quantize"
+        else fields["n_heads"] * fields["head_dim"] if name == "rope"
+        else fields["n"] * fields.get("runs", 1))
+    n_arrays = {"quantize": 1.25, "argmax": 1}.get(name, 3 if fields.get("y_row_bytes") else 2)
+    return name, int(4 * n * n_arrays), OPERATIONS_EACH.get(name, 1) * n
+
+
+def profile(model, prompt, n):
+    """Run a prompt and n tokens after it, greedily, on timed operations.
+
+    prompt: token ids   -> {"prefill" and "decode": [a dict for each operation]}
+    """
+    found, seq, ops, choose = {}, Sequence(model.cache), model.ops, Sampler(temperature=0)
+    try:
+        for phase in ("prefill", "decode"):
+            model.ops = Profile(ops)
+            if phase == "prefill":
+                logits = prefill(model, seq, prompt)
+            else:
+                for _ in range(n):
+                    token = choose(logits, seq.tokens)
+                    logits = model.step([(token, len(seq.tokens), seq)])[0]
+            found[phase] = [
+                dict(zip(("operation", "calls", "seconds", "bytes", "operations"), (name, *line)))
+                for name, line in model.ops.lines.items()]
+    finally:
+        model.ops = ops
+        seq.truncate(0)
+    return found
+
+
+# The loops that find the limits: each does one thing, on eight independent registers, so
+# that no instruction waits for the one before.
+
+def emit_read_only(k):
+    """Read n times 256 bytes from `data`, and no more than look at them."""
+    data, n, out = k.args("data", "n", "out")
+    seen = [k.zero_i32x8() for _ in range(4)]
+    with k.loop(n):
+        k.prefetch(data, 4096)
+        k.prefetch(data, 4096 + 64)
+        k.prefetch(data, 4096 + 128)
+        k.prefetch(data, 4096 + 192)
+        for i in range(8):
+            seen[i % 4] |= k.load_i32x8(data, 32 * i)
+        k.advance(data=256)
+    k.store_i32x8(out, (seen[0] | seen[1]) | (seen[2] | seen[3]))
+
+
+def emit_dot_only(k):
+    """Do n times eight dot products of 32 int8 numbers, 512 operations, on registers."""
+    n, out = k.args("n", "out")
+    x, y = k.const_i8x32(3), k.const_i8x32(-5)
+    sums = [k.zero_i32x8() for _ in range(8)]
+    with k.loop(n):
+        for i in range(8):
+            k.dot4_us(sums[i], x, y, to=sums[i])
+    for total in sums[1:]:
+        sums[0] += total
+    k.store_i32x8(out, sums[0])
+
+
+def emit_multiply_add_only(k):
+    """Do n times eight multiplications and additions of eight floats, 128 operations."""
+    n, out = k.args("n", "out")
+    x = k.const_f32x8(1.0)
+    sums = [k.zero_f32x8() for _ in range(8)]
+    with k.loop(n):
+        for i in range(8):
+            sums[i] += x * x
+    for total in sums[1:]:
+        sums[0] += total
+    k.store_f32x8(out, sums[0])
+
+
+READ_BYTES = 128 << 20                  # read by each thread: more than any cache keeps
+
+
+def ceilings(threads=None):
+    """Measure what this machine can do, or return None where code cannot be generated.
+
+    -> {"read_bytes_s", "int8_ops_s", "f32_ops_s", "threads"}: the best of several tries
+    """
+    isa, _ = choose_isa(os.environ)
+    if isa is None:
+        return None
+    n_threads = threads or usable_cores()
+    kernels = [build(emit) for emit in (emit_read_only, emit_dot_only, emit_multiply_add_only)]
+    code, _ = compile_kernels(kernels, isa)
+    if code is None:
+        return None
+    data = [bytearray(b"\1") * READ_BYTES for _ in range(n_threads)]
+    outs = [bytearray(32) for _ in range(n_threads)]
+
+    def address(buffer):
+        return ctypes.addressof((ctypes.c_char * len(buffer)).from_buffer(buffer))
+
+    def speed(i, fields, amount):
+        """Return amount over the seconds that kernel i takes on all threads, at best."""
+        arrays = [kernels[i].args_array(out=address(out), **fields(t)) for t, out in enumerate(outs)]
+        best = math.inf
+        for _ in range(5):
+            team = [threading.Thread(target=code.function(i), args=(a.buffer_info()[0], 0, 0))
+                    for a in arrays]
+            begun = time.perf_counter()
+            for thread in team:
+                thread.start()
+            for thread in team:
+                thread.join()
+            best = min(best, time.perf_counter() - begun)
+        return n_threads * amount / best
+
+    n_reads, n_rounds = READ_BYTES // 256 - 20, 2_000_000       # what is prefetched lies inside
+    found = {
+        "read_bytes_s": speed(0, lambda t: {"data": address(data[t]), "n": n_reads}, 256 * n_reads),
+        "int8_ops_s": speed(1, lambda t: {"n": n_rounds}, 512 * n_rounds),
+        "f32_ops_s": speed(2, lambda t: {"n": n_rounds}, 128 * n_rounds), "threads": n_threads}
+    code.close()
+    return found
+
+
+def against_ceiling(line, limits):
+    """Return (percent of the best possible speed, which limit it is) for a line of a profile."""
+    peak = limits["int8_ops_s" if line["operation"].startswith("matmul Q") else "f32_ops_s"]
+    move_s, do_s = line["bytes"] / limits["read_bytes_s"], line["operations"] / peak
+    percent = 100 * max(move_s, do_s) / max(line["seconds"], 1e-9)
+    return percent, "memory-bound" if move_s >= do_s else "compute-bound"
+
+
+def short(x, unit=""):
+    """Return a number in three digits or so, as people write it."""
+    if x is None:
+        return "-"
+    if x == 0:
+        return "0" + unit
+    if abs(x) < 1:
+        return f"{x:.3g}{unit}"
+    return f"{x:,.{max(0, 2 - math.floor(math.log10(abs(x))))}f}{unit}"
+
+
+def duration(seconds):
+    """Return seconds in the unit that keeps them short."""
+    for least, factor, unit in ((1, 1, " s"), (1e-3, 1e3, " ms"), (0, 1e6, " us")):
+        if seconds >= least:
+            return short(seconds * factor, unit)
+    return "-"
+
+
+def count(x, unit=""):
+    """Return a large number with a metric prefix."""
+    for least, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if x >= least:
+            return f"{short(x / least)} {prefix}{unit}"
+    return f"{short(x)} {unit}".strip()
+
+
+def aligned(heads, rows):
+    """Return rows of str in aligned columns; a head that begins with "<" is of text, to the left."""
+    left = [head.startswith("<") for head in heads]
+    rows = [[head.lstrip("<") for head in heads]] + rows
+    widths = [max(len(row[i]) for row in rows) for i in range(len(left))]
+    lines = ["  ".join(cell.ljust(w) if to_left else cell.rjust(w)
+                       for cell, w, to_left in zip(row, widths, left)).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * w for w in widths))
+    return "\n".join(lines)
+
+
+def profile_rows(lines, limits):
+    """Return (heads, rows) of the table of one phase of a profile; limits: of `ceilings`, or None."""
+    heads = ["<operation", "calls", "time", "share", "moved", "done", "op/B"]
+    heads += ["of limit", "<limit"] if limits else []
+    total, rows = math.fsum(line["seconds"] for line in lines), []
+    for line in sorted(lines, key=lambda line: -line["seconds"]):
+        row = [line["operation"], str(line["calls"]), duration(line["seconds"]),
+               f"{line['seconds'] / total:.1%}", count(line["bytes"], "B"),
+               count(line["operations"], "op"), short(line["operations"] / max(1, line["bytes"]))]
+        if limits:
+            percent, bound = against_ceiling(line, limits)
+            row += [f"{percent:.0f}%", bound if percent <= 100 else "none: in the cache"]
+        rows.append(row)
+    return heads, rows
+
+
+def limits_text(limits):
+    """Return what `ceilings` found as half a sentence."""
+    return (f"limits measured here on {limits['threads']} threads: reading "
+            f"{count(limits['read_bytes_s'], 'B/s')}, int8 {count(limits['int8_ops_s'], 'op/s')}, "
+            f"float32 {count(limits['f32_ops_s'], 'op/s')}") if limits else \
+        "no limits: they are measured by machine code, which this run does without"
+
+
+def ledger(model, n_rows, n_positions):
+    """Return {name: bytes} of what a model holds for a text of n_positions, n_rows a step.
+
+    weights: mapped, so the system can drop them   unpacked: their copies for plain Python
+    activations: of the widest step, the logits included
+    scores: a chunk of each head, merged before the next; a matrix would be n_heads * S * S
+    """
+    hp, arena = model.hparams, getattr(model.ops, "arena", None)
+    q_dim, kv_dim = hp.n_heads * hp.head_dim, hp.n_kv_heads * hp.head_dim
+    widths = 3 * hp.hidden + 2 * q_dim + 2 * kv_dim + 2 * hp.ffn
+    rows_bytes = 4 * (min(n_rows, model.prefill_rows) * widths + hp.n_vocab)
+    return {
+        "weights": sum(t.n_bytes for t in model.checkpoint.tensors.values()),
+        "unpacked": getattr(model.ops, "prepared_bytes", 0),
+        "KV": model.cache.page_bytes * n_positions // model.cache.page_size,
+        "activations": arena.n_bytes if arena else rows_bytes,
+        "scores": 4 * CHUNK * hp.n_heads,
+    }
+
+
+# ---------------------------------------------------------------------------------------
 # 12. Front doors
 #
 # Two doors lead in: `load`, for programs, and `main`, for the command line.  Nothing here
 # computes; the command line can do nothing that a caller of `load` could not.
 
-DEVICES = ("auto", "python")
+DEVICES = ("auto", "native", "python")
+SMALL_BYTES = 8 << 20                   # weights that one core reads sooner than two agree
 STRATEGIES = {"cached": cached, "baseline": baseline}
 
 
@@ -7708,22 +9720,48 @@ def tokenizer_of(checkpoint):
     return tokenizer_from_hf(checkpoint.path)
 
 
+def choose_backend(device, threads, weight_bytes):
+    """Return the backend for a device: Native where it can be had, unless it is not wanted.
+
+    threads: None for KSHIPRA_THREADS, or all cores where the weights are worth it
+    """
+    if device not in DEVICES:
+        raise KshipraError(f"device {device!r} is unknown; use one of {', '.join(DEVICES)}")
+    threads = os.environ.get("KSHIPRA_THREADS") if threads is None else threads
+    try:
+        threads = None if threads in (None, "") else int(threads)
+    except ValueError:
+        threads = 0
+    if threads is not None and not 1 <= threads <= 256:
+        raise KshipraError("the number of threads must be a whole number from 1 to 256")
+    if device == "python":
+        return Reference()
+    isa, reason = choose_isa(os.environ)
+    if isa is None:
+        if device == "native":
+            raise KshipraError(f"machine code cannot be used: {reason}; use --device python")
+        if os.environ.get("KSHIPRA_ISA") != "python":
+            warn_plain(reason)
+        return Reference()
+    if threads is None:
+        threads = usable_cores() if weight_bytes > SMALL_BYTES else 1
+    return Native(isa, threads)
+
+
 def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", page_size=None):
     """Load a model.
 
     path: GGUF file, safetensors file, Hugging Face directory; None: the model in this file
-    device: "auto" or "python"   threads: 1 or more, None for all that pay
-    ctx_size: positions in the cache; None: the model's own, at most DEFAULT_CTX
-    kv_type: "f32" or "f16"   page_size: positions in a page of the cache; None: one page
+    device: "native" for machine code, "python" for chapter 4, "auto" for the first that works
+    threads: None for all that pay   ctx_size: positions in the cache; None: the model's own, at
+    most DEFAULT_CTX   kv_type: "f32" or "f16"   page_size: positions in a page of the cache;
+    None: one page
     Raises KshipraError for anything wrong with the file or the parameters.
     """
-    if device not in DEVICES:
-        raise KshipraError(f"device {device!r} is unknown; use one of {', '.join(DEVICES)}")
-    if threads is not None and threads < 1:
-        raise KshipraError(f"threads is {threads}; 1 or more are needed")
     checkpoint = open_checkpoint(path)
-    tokenizer = tokenizer_of(checkpoint)
-    return Model(checkpoint, tokenizer, Reference(), ctx_size=ctx_size, kv_type=kv_type,
+    weight_bytes = sum(t.n_bytes for t in checkpoint.tensors.values())
+    ops = choose_backend(device, threads, weight_bytes)
+    return Model(checkpoint, tokenizer_of(checkpoint), ops, ctx_size=ctx_size, kv_type=kv_type,
                  page_size=page_size)
 
 
@@ -7821,6 +9859,8 @@ def build_parser():
         help="end before this text; may be given several times")
     add("--ignore-eos", action="store_true", help="go on after an end token")
     add("--info", action="store_true", help="print metadata, tensors and a memory plan")
+    add("--profile", action="store_true",
+        help="print where the time and the memory of --prompt and --max-tokens go")
     add("--json", action="store_true", help="print one JSON object instead of text")
     return parser
 
@@ -7881,6 +9921,26 @@ def run_prompt(args):
     return status
 
 
+def run_profile(args):
+    """Print where the time and the memory of --prompt and its continuation go."""
+    page_size = 64 if args.paged_cache and args.page_size is None else args.page_size
+    model = load(args.model, args.device, args.threads, args.ctx_size, args.kv_type, page_size)
+    ids = model.tokenizer.encode(os.fsencode(args.prompt).decode("utf-8", "replace"))
+    model.check_prompt(ids)
+    room = model.ctx_size - len(ids)
+    n = room if args.max_tokens < 0 else min(args.max_tokens, room)
+    found, limits = profile(model, ids, n), ceilings(args.threads)
+    print(f"{model.ops.name}, {model.ops.isa}, threads {model.ops.n_threads}; {limits_text(limits)}")
+    for phase, n_tokens in (("prefill", len(ids)), ("decode", n)):
+        if n_tokens:
+            print(f"\n{phase}, {n_tokens} tokens\n")
+            print(aligned(*profile_rows(found[phase], limits)))
+    held = ledger(model, len(ids), len(ids) + n)
+    print("\nmemory\n")
+    print(aligned(["<what", "held"], [[name, megabytes(size)] for name, size in held.items()]))
+    return 0
+
+
 def run_command(argv):
     """Do what the arguments ask for; return the exit status."""
     parser = build_parser()
@@ -7891,6 +9951,8 @@ def run_command(argv):
         return 0
     if args.prompt is None:
         parser.error("give a --prompt (or --info)")
+    if args.profile:
+        return run_profile(args)
     return run_prompt(args)
 
 

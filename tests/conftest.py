@@ -43,3 +43,19 @@ def formats(tmp_path_factory):
 def malformed(tmp_path_factory):
     """manifest.json and the files it lists, good ones and bad ones."""
     return unpacked("malformed", tmp_path_factory) / "malformed"
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """llama/ and gpt2/: model.gguf, cases.json, logits_N.bin, made as shared/fixtures/README says.
+
+    The first is llama-gqa-rope3 with BF16 matrices, the second gpt2 with F16 ones; both types
+    hold the weights exactly.
+    """
+    return unpacked("models", tmp_path_factory) / "models"
+
+
+@pytest.fixture(scope="session", params=["python"])
+def device(request):
+    """What computes: every test of results runs on each."""
+    return request.param

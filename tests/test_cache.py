@@ -1,0 +1,187 @@
+"""Chapter 6, Cache: pages are counted, shared, copied before they are written, and given back."""
+import math
+import random
+from array import array
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+import kshipra
+from kshipra import CHUNK, KshipraError, PagePool, Sequence
+
+LAYERS = [(2, 4), (1, 6)]               # two layers that differ in heads and width
+
+
+def vectors(rng, layer):
+    n_kv_heads, head_dim = LAYERS[layer]
+    return [array("f", [rng.gauss(0, 1) for _ in range(n_kv_heads * head_dim)]) for _ in "kv"]
+
+
+def append(seq, token, rng, book):
+    """Give a sequence one more position; `book` keeps what was written: (layer) -> [(k, v)]."""
+    pos = len(seq.tokens)
+    seq.reserve(pos, pos + 1)
+    seq.tokens.append(token)
+    for layer in range(len(LAYERS)):
+        k, v = vectors(rng, layer)
+        seq.pool.write(layer, seq, pos, k, v)
+        del book[layer][pos:]
+        book[layer].append((k, v))
+
+
+def rounded(row, kv_type):
+    return row if kv_type == "f32" else kshipra.f16_to_f32(kshipra.f32_to_f16(row))
+
+
+def check(seq, book, lowest=0):
+    """Compare all that the pages hold with the book."""
+    end = len(seq.tokens)
+    for layer, (n_kv_heads, dim) in enumerate(LAYERS):
+        for head in range(n_kv_heads):
+            at = lowest
+            for first, keys, values in seq.pool.chunks(layer, seq, head, lowest, end):
+                assert first == at
+                n = len(keys) // dim
+                assert n and first // CHUNK == (first + n - 1) // CHUNK
+                for which, got in enumerate((keys, values)):
+                    want = array("f")
+                    for pos in range(first, first + n):
+                        row = book[layer][pos][which]
+                        want += rounded(row[head * dim:(head + 1) * dim], seq.pool.kv_type)
+                    assert got == want
+                at += n
+            assert at == max(end, lowest)
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+@pytest.mark.parametrize("page_size", [8, 16, 32, 64, 128, 192])
+def test_what_was_written_is_read(page_size, kv_type):
+    rng, book = random.Random(1), [[], []]
+    pool = PagePool(LAYERS, -(-200 // page_size), page_size, kv_type)
+    seq = Sequence(pool)
+    for i in range(200):
+        append(seq, i, rng, book)
+    for lowest in (0, 1, 7, 63, 64, 65, 199, 200):
+        check(seq, book, lowest)
+
+
+def test_f16_clamps_what_is_large_and_refuses_what_is_not_finite():
+    pool = PagePool([(1, 8)], 1, 64, "f16")
+    seq = Sequence(pool)
+    seq.reserve(0, 1)
+    row = array("f", [1e5, -1e30, 3e38, -65504, 65519, 1e-8, 0.1, -0.0])
+    pool.write(0, seq, 0, row, row)
+    (_, keys, values), = pool.chunks(0, seq, 0, 0, 1)
+    assert keys == values
+    assert list(keys) == [65504, -65504, 65504, -65504, 65504, 0, 0.0999755859375, 0]
+    for bad in (math.inf, -math.inf, math.nan):
+        row[3] = bad
+        with pytest.raises(KshipraError, match="infinite or not a number"):
+            pool.write(0, seq, 0, row, row)
+
+
+@pytest.mark.parametrize("size", [-64, -1, 0, 1, 4, 7, 9, 12, 24, 48, 63, 65, 96, 100])
+def test_page_sizes_that_would_cut_a_chunk_are_refused(size):
+    with pytest.raises(KshipraError, match=f"page size {size} "):
+        PagePool(LAYERS, 1, size)
+
+
+def test_unknown_types_and_impossible_sizes_are_refused():
+    with pytest.raises(KshipraError, match="kv_type 'q8_0'.*f32, f16"):
+        PagePool(LAYERS, 1, 64, "q8_0")
+    with pytest.raises(KshipraError, match="cannot be had"):
+        PagePool(LAYERS, 2 ** 50, 64)
+
+
+def test_a_full_pool_says_so_and_stays_whole():
+    pool = PagePool(LAYERS, 2, 8)
+    seq = Sequence(pool)
+    seq.reserve(0, 16)
+    with pytest.raises(KshipraError, match="all 2 pages of 8 positions are in use"):
+        seq.reserve(16, 17)
+    assert list(pool.refs) == [1, 1] and len(seq.table) == 2
+    seq.truncate(0)
+    assert list(pool.refs) == [0, 0] and sorted(pool.free) == [0, 1]
+
+
+def test_a_fork_that_cannot_be_copied_keeps_its_page():
+    pool = PagePool(LAYERS, 1, 8)
+    seq = Sequence(pool)
+    append(seq, 1, random.Random(1), [[], []])
+    other = seq.fork()
+    with pytest.raises(KshipraError, match="in use"):
+        other.reserve(1, 2)
+    assert list(pool.refs) == [2]
+    other.truncate(0)
+    seq.reserve(1, 2)
+    assert list(pool.refs) == [1]
+
+
+@given(st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(0, 3), min_size=1, max_size=12))
+def test_common_prefix_leaves_one_token_over(have, want):
+    seq = Sequence(None)
+    seq.tokens = have
+    n = seq.common_prefix(want)
+    assert n <= len(want) - 1 and have[:n] == want[:n]
+    assert n == len(want) - 1 or n == len(have) or have[n] != want[n]
+
+
+class Pages(RuleBasedStateMachine):
+    """Sequences that grow, fork, shrink and vanish in any order, against a plain list each."""
+
+    @initialize(page_size=st.sampled_from([8, 16]), kv_type=st.sampled_from(["f32", "f16"]))
+    def start(self, page_size, kv_type):
+        self.rng = random.Random(page_size)
+        self.pool = PagePool(LAYERS, 12, page_size, kv_type)
+        self.lives = [(Sequence(self.pool), [[], []])]
+
+    @rule(which=st.integers(0, 99), n=st.integers(1, 20))
+    def grow(self, which, n):
+        seq, book = self.lives[which % len(self.lives)]
+        for _ in range(n):
+            # One page may be needed to go on, or to copy; never both.
+            if not self.pool.free:
+                return
+            append(seq, self.rng.randrange(100), self.rng, book)
+
+    @rule(which=st.integers(0, 99))
+    def fork(self, which):
+        if len(self.lives) < 6:
+            seq, book = self.lives[which % len(self.lives)]
+            self.lives.append((seq.fork(), [list(rows) for rows in book]))
+
+    @rule(which=st.integers(0, 99), keep=st.integers(0, 40))
+    def truncate(self, which, keep):
+        seq, book = self.lives[which % len(self.lives)]
+        seq.truncate(keep)
+        for rows in book:
+            del rows[keep:]
+
+    @invariant()
+    def pages_hold_what_was_written(self):
+        for seq, book in getattr(self, "lives", []):
+            assert len(seq.tokens) == len(book[0])
+            check(seq, book)
+
+    @invariant()
+    def pages_are_counted(self):
+        if hasattr(self, "pool"):
+            held = [0] * 12
+            for seq, _ in self.lives:
+                for page in seq.table:
+                    held[page] += 1
+                assert len(seq.table) == -(-len(seq.tokens) // self.pool.page_size)
+            assert list(self.pool.refs) == held
+            assert sorted(self.pool.free) == [p for p in range(12) if not held[p]]
+
+    def teardown(self):
+        for seq, _ in getattr(self, "lives", []):
+            seq.truncate(0)
+        if hasattr(self, "pool"):
+            assert not any(self.pool.refs) and len(self.pool.free) == 12
+
+
+TestPages = Pages.TestCase
+TestPages.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)

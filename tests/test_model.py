@@ -1,0 +1,639 @@
+"""Chapter 7, Model: near an independent implementation; the same bits by whatever road.
+
+What each fixture is stands in shared/fixtures/README.md.  The tests against it need the
+directory; tests/data holds two of its models, so that a clone tests a llama and a GPT-2.
+"""
+import itertools
+import json
+import math
+import random
+from array import array
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kshipra
+import tiny
+from kshipra import Engine, HFDirectory, KshipraError, Reference, Sequence
+
+LLAMA_AND_GPT2 = {
+    "llama-gqa-rope3": ("model.gguf", "model-f16.gguf", "model-bf16.gguf", "hf"),
+    "llama-mha": ("model.gguf", "hf", "hf-sharded"),
+    "llama-tied": ("model.gguf", "hf"),
+    "llama-yarn": ("model.gguf", "hf"),
+    "gpt2": ("model.gguf", "hf", "hf-sharded"),
+}
+MORE_FAMILIES = {
+    "qwen2": ("model.gguf", "hf"), "qwen3": ("model.gguf", "hf"),
+    "gemma": ("model.gguf", "hf"), "gemma2": ("model.gguf", "hf"), "gemma2-qpas": ("hf",),
+    "gemma3": ("model.gguf", "hf"), "mistral-swa": ("model.gguf", "hf"),
+}
+
+
+# Near the truth.
+
+def cases_of(directory, file):
+    """Yield (case, logits as rows) for one file of a fixture."""
+    for case in json.loads((directory / "cases.json").read_text())["cases"]:
+        if file.endswith(".gguf"):
+            case = {**case, **case.get("gguf", {})}
+        flat = array("f", (directory / case["logits_file"]).read_bytes())
+        n = case["logits_shape"][1]
+        yield case, [flat[i:i + n] for i in range(0, len(flat), n)]
+
+
+def largest_difference(rows, wanted):
+    """Return the largest |difference|, relative to the largest |logit|; every row counts."""
+    assert len(rows) == len(wanted)
+    top = max(abs(v) for row in wanted for v in row)
+    return max(abs(a - b) for x, y in zip(rows, wanted) for a, b in zip(x, y)) / top
+
+
+def check_against_oracle(directory, file, device, names=("text", "short", "long")):
+    model = kshipra.load(directory / file, device=device, kv_type="f32")
+    for case, wanted in cases_of(directory, file):
+        if "text" in case:
+            assert model.tokenizer.encode(case["text"]) == case["ids"]
+        if case["name"] in names:
+            rows = model.logits(case["ids"])[case.get("logits_first_position", 0):]
+            assert largest_difference(rows, wanted) < 1e-4, case["name"]
+            greedy = list(model.generate_ids(case["ids"], max_tokens=len(case["greedy"]),
+                                             temperature=0, ignore_eos=True))
+            assert greedy == case["greedy"], case["name"]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_small_models_against_transformers(models, name, device):
+    check_against_oracle(models / name, "model.gguf", device)
+
+
+@pytest.mark.parametrize("name, file", [(n, f) for n, fs in LLAMA_AND_GPT2.items() for f in fs])
+def test_llama_and_gpt2_against_transformers(shared, name, file, device):
+    names = ("text", "short", "long") if file in ("model.gguf", "hf") else ("short",)
+    check_against_oracle(shared / "fixtures" / "models" / name, file, device, names)
+
+
+@pytest.mark.parametrize("name, file", [(n, f) for n, fs in MORE_FAMILIES.items() for f in fs])
+def test_more_families_against_transformers(shared, name, file, device):
+    check_against_oracle(shared / "fixtures" / "models" / name, file, device, ("long",))
+
+
+QUANTIZED = [("llama", name) for name in (
+    "Q2_K", "Q3_K_M", "Q4_0", "Q4_1", "Q4_K_M", "Q4_K_S", "Q5_0", "Q5_1", "Q5_K_M", "Q6_K",
+    "Q8_0")] + [("qwen3", name) for name in ("Q3_K_M", "Q4_1", "Q4_K_M", "Q8_0")]
+
+
+@pytest.mark.parametrize("base, name", QUANTIZED)
+def test_int8_activations_stay_near_float_ones(shared, base, name, device, capsys):
+    """rms <= 0.2 and max <= 1.0, the bounds of the fixtures, at logits of deviation 3."""
+    directory = shared / "fixtures" / "quant" / base
+    model = kshipra.load(directory / f"{name}.gguf", device=device, kv_type="f32")
+    differences, n_greedy, n_equal, n_sure, parted = [], 0, 0, 0, []
+    cases = json.loads((directory / f"{name}.json").read_text())["cases"]
+    for case in cases:
+        flat = array("f", (directory / case["logits_file"]).read_bytes())
+        n = case["logits_shape"][1]
+        rows = model.logits(case["ids"])[case.get("logits_first_position", 0):]
+        assert len(rows) == case["logits_shape"][0]
+        for i, row in enumerate(rows):
+            wanted = flat[i * n:(i + 1) * n]
+            differences += [abs(a - b) for a, b in zip(row, wanted)]
+            first, second = sorted(wanted)[:-3:-1]
+            if first - second > 1.0:
+                n_sure += 1
+                assert row.index(max(row)) == wanted.index(first)
+        greedy = list(model.generate_ids(case["ids"], max_tokens=len(case["greedy"]),
+                                         temperature=0, ignore_eos=True))
+        same = next((i for i, (a, b) in enumerate(zip(greedy, case["greedy"])) if a != b), None)
+        n_greedy += len(greedy)
+        n_equal += len(greedy) if same is None else same
+        if same is not None:
+            parted.append(case["greedy_margins"][same])
+    mean = math.fsum(differences) / len(differences)
+    rms = math.sqrt(math.fsum(d * d for d in differences) / len(differences))
+    worst = max(differences)
+    with capsys.disabled():
+        print(f"\n{base:6} {name:7} mean {mean:.4f}  rms {rms:.4f}  max {worst:.4f}  "
+              f"sure argmax {n_sure}  greedy {n_equal}/{n_greedy}  "
+              f"parted at margins {parted}", end="")
+    assert rms <= 0.2 and worst <= 1.0
+    assert all(margin <= worst for margin in parted)
+
+
+# The same bits by every road.
+
+ROADS = [   # architecture and options of a tiny model, each with something of its own
+    ("llama", {}),
+    ("llama", {"format": "Q4_0", "hidden": 32, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16}),
+    ("llama", {"format": "Q5_1", "tied": True, "hidden": 32, "n_heads": 4}),
+    ("llama", {"window": 8}),
+    ("gpt2", {"format": "Q8_0", "tied": True, "hidden": 32}),
+    ("qwen2", {"format": "BF16"}),
+    ("qwen3", {"format": "F16"}),
+    ("gemma2", {"tied": True, "window": 8}),
+    ("gemma3", {"tied": True, "window": 70, "n_layers": 6}),
+]
+IDS = ["-".join([arch, *(f"{k}={v}" for k, v in more.items())]) for arch, more in ROADS]
+N = 75                                  # positions: more than a chunk of attention
+SMALL = {"hidden": 16, "n_heads": 2, "n_kv_heads": 1, "ffn": 32, "n_ctx": 128}
+
+
+@pytest.fixture(scope="module", params=range(len(ROADS)), ids=IDS)
+def road(request, tmp_path_factory, device):
+    """Return (load, tokens, logits): load(**options) opens the model; logits of one whole step."""
+    arch, options = ROADS[request.param]
+    path = tiny.write(tmp_path_factory.mktemp("road") / "tiny.gguf", arch, **{**SMALL, **options})
+
+    def load(**more):
+        return kshipra.load(path, device=device, **more)
+
+    tokens = tiny.ids(N, seed=request.param)
+    truth = {}
+    for kv_type in ("f16", "f32"):
+        model = load(kv_type=kv_type)
+        truth[kv_type] = step_all(model, Sequence(model.cache), tokens, [N])
+    return load, tokens, truth
+
+
+def step_all(engine, seq, tokens, cuts):
+    """Append tokens in steps that end at `cuts`; return the logits of all."""
+    out = []
+    for end in cuts:
+        at = len(seq.tokens)
+        out += engine.step([(t, at + i, seq) for i, t in enumerate(tokens[at:end])])
+    return out
+
+
+def idle(model):
+    """Check that nothing but the session holds a page."""
+    model.session.truncate(0)
+    return not any(model.cache.refs) and sorted(model.cache.free) == list(
+        range(model.cache.n_pages))
+
+
+@pytest.mark.parametrize("page_size, kv_type", [
+    (None, "f16"), (None, "f32"), (8, "f16"), (16, "f32"), (64, "f32"), (128, "f16")])
+def test_paged_and_chunked_is_contiguous_and_whole(road, page_size, kv_type):
+    load, tokens, truth = road
+    model = load(page_size=page_size, kv_type=kv_type)
+    seq = Sequence(model.cache)
+    rng = random.Random(page_size)
+    cuts = sorted(rng.sample(range(1, N), 5)) + [N]
+    assert step_all(model, seq, tokens, cuts) == truth[kv_type]
+    seq.truncate(0)
+    assert idle(model)
+
+
+def test_token_by_token_is_whole(road):
+    load, tokens, truth = road
+    model = load(page_size=16)
+    assert step_all(model, Sequence(model.cache), tokens, range(1, N + 1)) == truth["f16"]
+
+
+def test_logits_of_the_model_are_those_of_a_step(road):
+    load, tokens, truth = road
+    model = load()
+    assert model.logits(tokens) == truth["f16"]
+    assert model.logits(tokens[:9]) == truth["f16"][:9]
+
+
+def test_only_wanted_rows_come_back_in_their_order(road):
+    load, tokens, truth = road
+    model = load(page_size=64)
+    seq = Sequence(model.cache)
+    assert model.step([(tokens[0], 0, seq)], []) == []
+    seq.truncate(0)
+    rows = [(t, i, seq) for i, t in enumerate(tokens[:70])]
+    assert model.step(rows, [69, 3, 64]) == [truth["f16"][i] for i in (69, 3, 64)]
+    assert model.step([]) == []
+
+
+def test_trimmed_and_continued_is_a_cold_run(road):
+    """P22: run 20, trim, continue; a window of 8 has then been left and entered again."""
+    load, tokens, truth = road
+    model = load(page_size=8)
+    trunk = Sequence(model.cache)
+    step_all(model, trunk, tokens, [20])
+    for trim in (0, 1, 3, 8, 20):
+        seq = trunk.fork()
+        seq.truncate(20 - trim)
+        assert step_all(model, seq, tokens, [22]) == truth["f16"][20 - trim:22]
+        seq.truncate(0)
+    trunk.truncate(17)                  # the same without a fork that holds the pages
+    assert step_all(model, trunk, tokens, [22]) == truth["f16"][17:22]
+
+
+def test_forks_share_and_do_not_disturb(road):
+    load, tokens, truth = road
+    model = load(page_size=8)
+    trunk = Sequence(model.cache)
+    step_all(model, trunk, tokens, [20])
+    fork = trunk.fork()
+    assert max(model.cache.refs) == 2
+    wrong = [(t + 1) % 256 for t in tokens]
+    other = step_all(model, fork, tokens[:20] + wrong[20:], [30])     # writes a shared page
+    assert step_all(model, trunk, tokens, [25, 40]) == truth["f16"][20:40]
+    again = trunk.fork()
+    again.truncate(20)
+    assert step_all(model, again, tokens[:20] + wrong[20:], [21, 30]) == other
+    for seq in (trunk, fork, again):
+        seq.truncate(0)
+    assert idle(model)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_sequences_in_one_step_are_independent(road, order):
+    """P26: lengths 3, 11, 7, two of one prefix: each row equals its solo run."""
+    load, tokens, truth = road
+    model = load(page_size=8)
+    texts = [tokens[:3], tokens[:11], tokens[50:57]]
+    alone = []
+    for text in texts:
+        seq = Sequence(model.cache)
+        alone.append(step_all(model, seq, text, [len(text)]))
+        seq.truncate(0)
+    assert alone[0] == truth["f16"][:3] and alone[1] == truth["f16"][:11]
+    seqs = [Sequence(model.cache) for _ in texts]
+    rows, owners = [], []
+    for i in range(11):                                 # interleaved, as a batch would be
+        for which in order:
+            if i < len(texts[which]):
+                rows.append((texts[which][i], i, seqs[which]))
+                owners.append((which, i))
+    for at in range(0, len(rows), 6):
+        part = model.step(rows[at:at + 6])
+        assert part == [alone[which][i] for which, i in owners[at:at + 6]]
+    for seq in seqs:
+        seq.truncate(0)
+    assert idle(model)
+
+
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_any_schedule_gives_the_same_bits(road, data):
+    """Steps of random rows of three sequences, forked and trimmed at random."""
+    load, tokens, truth = road
+    model = load(page_size=data.draw(st.sampled_from([8, 16])))
+    seqs = [Sequence(model.cache)]
+    for _ in range(data.draw(st.integers(1, 6))):
+        action = data.draw(st.sampled_from(["step", "step", "fork", "trim"]))
+        pick = data.draw(st.integers(0, len(seqs) - 1))
+        if action == "fork" and len(seqs) < 3:
+            seqs.append(seqs[pick].fork())
+        elif action == "trim":
+            seqs[pick].truncate(data.draw(st.integers(0, len(seqs[pick].tokens))))
+        else:
+            rows, wanted = [], []
+            for seq in seqs:
+                at = len(seq.tokens)
+                for i in range(at, min(N, at + data.draw(st.integers(0, 9)))):
+                    rows.append((tokens[i], i, seq))
+                    wanted.append(truth["f16"][i])
+            assert model.step(rows) == wanted
+    for seq in seqs:
+        seq.truncate(0)
+    assert idle(model)
+
+
+def test_matmul_roads_agree_on_a_whole_model(tmp_path):
+    path = tiny.write(tmp_path / "tiny.gguf", format="Q4_1", n_layers=1)
+    checkpoint = kshipra.GGUF(path)
+    results = []
+    for kind in ("naive", "tiled", "packed"):
+        engine = Engine(checkpoint, Reference(kind))
+        results.append(step_all(engine, Sequence(engine.cache), tiny.ids(9), [9]))
+    assert results[0] == results[1] == results[2]
+
+
+# What a step refuses, it has not begun.
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory, device):
+    path = tiny.write(tmp_path_factory.mktemp("small") / "tiny.gguf", n_layers=1)
+    return kshipra.load(path, device=device, ctx_size=64, page_size=8)
+
+
+@pytest.mark.parametrize("row, words", [
+    ((-1, 5, 0), "token -1 is outside 0..258"), ((259, 5, 0), "token 259 is outside"),
+    ((1, 6, 0), "position 6 does not follow the 5"), ((1, 0, 0), "position 0 does not follow"),
+    ((1, 64, 0), "position 64 is outside the context of 64"), ((1, -1, 0), "outside")])
+def test_a_refused_row_leaves_every_sequence_as_it_was(small, row, words):
+    seq, other = Sequence(small.cache), Sequence(small.cache)
+    tokens = tiny.ids(8)
+    step_all(small, seq, tokens, [5])
+    token, pos, _ = row
+    with pytest.raises(KshipraError, match=words):
+        small.step([(3, 0, other), (token, pos, seq)])
+    assert seq.tokens == tokens[:5] and other.tokens == [] and not other.table
+    fresh = Sequence(small.cache)
+    assert step_all(small, seq, tokens, [8]) == step_all(small, fresh, tokens, [8])[5:]
+    seq.truncate(0), fresh.truncate(0)
+    assert idle(small)
+
+
+def test_a_full_pool_leaves_every_sequence_as_it_was(small):
+    full, more = Sequence(small.cache), Sequence(small.cache)
+    step_all(small, full, tiny.ids(60), [60])
+    with pytest.raises(KshipraError, match="in use"):
+        small.step([(1, i, more) for i in range(9)])
+    assert not more.tokens and not more.table and len(full.tokens) == 60
+    full.truncate(0)
+    assert idle(small)
+
+
+# P03: every tensor counts.
+
+FAMILIES = ["llama", "gpt2", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"]
+
+
+def options_of(arch):
+    return {"n_layers": 2, "tied": arch in ("gpt2", "gemma", "gemma2", "gemma3"),
+            "window": 3 if arch in ("gemma2", "gemma3") else 0, "hidden": 16, "n_heads": 2,
+            "n_kv_heads": 1, "ffn": 24}
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_dropping_a_tensor_is_refused_by_its_name(tmp_path, arch, device):
+    numbers = tiny.metadata(arch, **{k: v for k, v in options_of(arch).items() if k != "tied"})
+    weights = tiny.tensors(arch, **{k: v for k, v in options_of(arch).items() if k != "window"})
+    for name in weights:
+        path = tmp_path / "tiny.gguf"
+        kshipra.write_gguf(str(path), numbers, [t for n, t in weights.items() if n != name])
+        if name == "output.weight":     # then it is tied
+            kshipra.load(path, device=device)
+            continue
+        with pytest.raises(KshipraError) as caught:
+            kshipra.load(path, device=device)
+        # A missing optional bias is told by another layer's, which nothing would read.
+        assert name in str(caught.value) or name.replace("blk.0", "blk.1") in str(caught.value)
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_changing_a_tensor_changes_the_logits(tmp_path, arch, device):
+    numbers = tiny.metadata(arch, **{k: v for k, v in options_of(arch).items() if k != "tied"})
+    weights = tiny.tensors(arch, **{k: v for k, v in options_of(arch).items() if k != "window"})
+    path, tokens, seen = tmp_path / "tiny.gguf", tiny.ids(5), []
+    for name in [None, *weights]:
+        changed = dict(weights)
+        if name is not None:
+            t = weights[name]
+            values = t.floats()
+            values[::2] = array("f", [v * 1.5 for v in values[::2]])    # a norm undoes more
+            changed[name] = kshipra.Tensor(name, t.format, t.shape, t.format.encode(values))
+        kshipra.write_gguf(str(path), numbers, list(changed.values()))
+        seen.append(kshipra.load(path, device=device).logits(tokens)[-1].tobytes())
+    assert seen[0] not in seen[1:]
+
+
+def test_a_tensor_nobody_reads_is_refused(tmp_path, device):
+    def more(numbers, weights):
+        weights["blk.0.attn_sinks.weight"] = kshipra.Tensor(
+            "blk.0.attn_sinks.weight", kshipra.FORMATS["F32"], (4,), bytes(16))
+    path = tiny.write(tmp_path / "tiny.gguf", change=more)
+    with pytest.raises(KshipraError, match="1 tensors would be ignored.*blk.0.attn_sinks.weight"):
+        kshipra.load(path, device=device)
+
+
+# P04, P09, P14, P25, windows.
+
+def safetensors_twin(tmp_path, numbers, weights, **config):
+    """Write the same llama as a Hugging Face directory: q and k rows in halves, not pairs."""
+    names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
+             "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj",
+             "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+             "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
+             "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+    dim, out = numbers["llama.attention.key_length"], []
+    for name, t in weights.items():
+        parts = name.split(".")
+        new = names[parts[-2]] + ".weight"
+        new = f"model.layers.{parts[1]}.{new}" if parts[0] == "blk" else new
+        values = t.floats()
+        if parts[-2] in ("attn_q", "attn_k"):
+            n_in, rows = t.shape[1], []
+            for head in range(0, t.shape[0], dim):
+                rows += [*range(head, head + dim, 2), *range(head + 1, head + dim, 2)]
+            values = array("f", itertools.chain.from_iterable(
+                values[r * n_in:(r + 1) * n_in] for r in rows))
+        out.append(kshipra.Tensor(new, t.format, t.shape, t.format.encode(values)))
+    directory = tmp_path / "hf"
+    directory.mkdir()
+    kshipra.write_safetensors(str(directory / "model.safetensors"), {}, out)
+    get = {key.split(".", 1)[1]: value for key, value in numbers.items()}.get
+    (directory / "config.json").write_text(json.dumps({
+        "model_type": "llama", "hidden_size": get("embedding_length"),
+        "intermediate_size": get("feed_forward_length"), "num_hidden_layers": get("block_count"),
+        "num_attention_heads": get("attention.head_count"),
+        "num_key_value_heads": get("attention.head_count_kv"),
+        "head_dim": get("attention.key_length"), "max_position_embeddings": get("context_length"),
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, **config}))
+    return directory
+
+
+@pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
+def test_pairs_in_a_gguf_are_halves_in_safetensors(tmp_path, n_kv_heads):
+    """P04: position 0 proves nothing, so eight positions; sums of other orders differ a little."""
+    numbers = tiny.metadata(n_kv_heads=n_kv_heads)
+    weights = tiny.tensors(n_kv_heads=n_kv_heads)
+    kshipra.write_gguf(str(tmp_path / "tiny.gguf"), numbers, list(weights.values()))
+    one = Engine(kshipra.GGUF(str(tmp_path / "tiny.gguf")), Reference(), kv_type="f32")
+    two = Engine(HFDirectory(str(safetensors_twin(tmp_path, numbers, weights))), Reference(),
+                 kv_type="f32")
+    tokens = tiny.ids(8)
+    rows = [step_all(e, Sequence(e.cache), tokens, [8]) for e in (one, two)]
+    assert largest_difference(*rows) < 1e-5
+
+
+def test_residuals_beyond_f16_stay_finite(tmp_path, device):
+    """P09: embeddings of 1e5 and a feed-forward that adds more."""
+    def louder(numbers, weights):
+        for name in ("token_embd.weight", "blk.0.ffn_down.weight"):
+            t = weights[name]
+            values = array("f", [v * 1e6 for v in t.floats()])
+            weights[name] = kshipra.Tensor(name, t.format, t.shape, t.format.encode(values))
+    for arch in ("llama", "gemma3"):
+        path = tiny.write(tmp_path / f"{arch}.gguf", arch, change=louder, window=4)
+        for row in kshipra.load(path, device=device).logits(tiny.ids(6)):
+            assert all(map(math.isfinite, row))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("format", ["F32", "Q4_0"])
+def test_damaged_weights_are_refused_wherever_they_are(tmp_path, bad, format, device):
+    """In every tensor: as a value of a float one, as a scale of a quantized one."""
+    for arch in ("llama", "gemma2"):
+        numbers, weights = tiny.metadata(arch, n_layers=1, window=4), tiny.tensors(
+            arch, n_layers=1, format=format)
+        for name, t in weights.items():
+            data = bytearray(t.data)
+            if t.format.sub_len:
+                data[0:2] = array("H", [0x7e00 if math.isnan(bad) else 0x7c00]).tobytes()
+            else:
+                data[0:4] = array("f", [bad]).tobytes()
+            changed = {**weights, name: kshipra.Tensor(name, t.format, t.shape, bytes(data))}
+            path = tmp_path / "tiny.gguf"
+            kshipra.write_gguf(str(path), numbers, list(changed.values()))
+            with pytest.raises(KshipraError, match="finite|infinite"):
+                kshipra.load(path, device=device).logits([0, 1, 2])
+
+
+def test_learned_positions_go_on_with_the_cache_and_end_with_length(tmp_path, device):
+    """P25: GPT-2 with 10 positions."""
+    path = tiny.write(tmp_path / "tiny.gguf", "gpt2", n_ctx=10, tied=True)
+    model = kshipra.load(path, device=device)
+    assert model.ctx_size == 10
+    tokens = tiny.ids(10)
+    whole, halves = Sequence(model.cache), Sequence(model.cache)
+    want = step_all(model, whole, tokens, [10])
+    whole.truncate(0)
+    assert step_all(model, halves, tokens, [5, 6, 7, 8, 9, 10]) == want
+    halves.truncate(0)
+    generation = model.generate(tokens[:5], temperature=0, ignore_eos=True)
+    list(generation)
+    assert generation.finish_reason == "length" and len(generation.ids) == 6
+    with pytest.raises(KshipraError, match="11 is more than the 10 positions"):
+        kshipra.load(path, device=device, ctx_size=11)
+
+
+def test_a_window_ends_what_a_layer_sees(tmp_path, device):
+    """One layer, window 4: token 0 cannot influence position 4 and later, but does position 3."""
+    path = tiny.write(tmp_path / "tiny.gguf", n_layers=1, window=4)
+    model = kshipra.load(path, device=device)
+    tokens = tiny.ids(80)
+    other = [tokens[0] ^ 1] + tokens[1:]
+    one, two = model.logits(tokens), model.logits(other)
+    assert [a == b for a, b in zip(one, two)] == [False] * 4 + [True] * 76
+
+
+# Rope scaling, as far as the fixtures do not show it.
+
+def hparams(**config):
+    class Config:
+        path, metadata = "x", {}
+    checkpoint = Config()
+    checkpoint.config = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, **config}
+    return kshipra.Hparams(checkpoint)
+
+
+@pytest.mark.parametrize("key", ["type", "rope_type"])
+def test_llama3_scaling(key):
+    """P20: wavelengths above 8192 divided by the factor, below 2048 unchanged, between blended."""
+    scaling = {key: "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 8192}
+    hp = hparams(rope_scaling=scaling, head_dim=128, rope_theta=500000.0)
+    table = kshipra.rope_table(hp, 500000.0, kshipra.rope_scaling(hp))
+    kinds = set()
+    for i, got in enumerate(table.freqs):
+        f = 500000.0 ** (-2 * i / 128)
+        wavelength = 2 * math.pi / f
+        if wavelength > 8192:
+            assert got == f / 8
+            kinds.add("slow")
+        elif wavelength < 2048:
+            assert got == f
+            kinds.add("fast")
+        else:
+            smooth = (8192 / wavelength - 1) / 3
+            assert got == pytest.approx((1 - smooth) * f / 8 + smooth * f, rel=1e-12)
+            kinds.add("between")
+    assert kinds == {"slow", "fast", "between"}
+
+
+def test_gemma3_has_two_bases_and_two_kinds_of_layers(tmp_path):
+    """P21: five local layers to one global, each with its base; scaling on the global ones only.
+
+    transformers 5 writes one rope object for each kind of layer.
+    """
+    scaled = {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0,
+              "gemma3.rope.freq_base": 1e6}
+    path = tiny.write(tmp_path / "tiny.gguf", "gemma3", n_layers=6, window=5, tied=True,
+                      change=lambda numbers, _: numbers.update(scaled))
+    engine = Engine(kshipra.GGUF(path), Reference())
+    assert [a.window for a in engine.attentions] == [5, 5, 5, 5, 5, 0]
+    assert [t.freqs[1] for t in engine.rope_tables] == pytest.approx(
+        [1e4 ** -0.25] * 5 + [1e6 ** -0.25 / 8])
+    hp = hparams(model_type="gemma3_text", num_hidden_layers=6, sliding_window=5,
+                 query_pre_attn_scalar=16, rope_parameters={
+                     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                     "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}})
+    assert hp.number("rope_base") == 1e6 and hp.number("local_base") == 2e4
+    assert kshipra.rope_scaling(hp)["factor"] == 8.0
+
+
+# Hyperparameters that would give a wrong answer, or none.
+
+@pytest.mark.parametrize("change, words", [
+    ({"model_type": "bert"}, "architecture 'bert'.*not supported"),
+    ({"model_type": None}, "architecture None"),
+    ({"model_type": ["llama"]}, "architecture"),
+    ({"num_hidden_layers": 0}, "num_hidden_layers.*is 0"),
+    ({"num_hidden_layers": 2 ** 31}, "num_hidden_layers"),
+    ({"num_hidden_layers": True}, "num_hidden_layers.*True"),
+    ({"num_hidden_layers": 2.0}, "num_hidden_layers.*2.0"),
+    ({"hidden_size": -64}, "hidden_size.*-64"),
+    ({"hidden_size": None}, "hidden_size.*missing"),
+    ({"num_attention_heads": 3}, "num_attention_heads.*3"),
+    ({"num_key_value_heads": 3}, "num_key_value_heads.*3"),
+    ({"rms_norm_eps": 0}, "rms_norm_eps.*above 0"),
+    ({"rms_norm_eps": 1e-60}, "rms_norm_eps.*above 0"),
+    ({"rms_norm_eps": 10 ** 400}, "rms_norm_eps"),
+    ({"rms_norm_eps": -1e-5}, "rms_norm_eps"),
+    ({"rms_norm_eps": "1e-5"}, "rms_norm_eps.*number"),
+    ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
+    ({"num_local_experts": 8}, "num_local_experts.*mixtures"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+    ({"model_type": "qwen3", "use_sliding_window": True}, "use_sliding_window is True"),
+    ({"model_type": "gpt2", "layer_norm_epsilon": 1e-5, "scale_attn_by_inverse_layer_idx": True},
+     "scale_attn_by_inverse_layer_idx"),
+    ({"model_type": "gemma2"}, "attn_logit_softcapping.*missing"),
+    ({"model_type": "gemma3_text", "query_pre_attn_scalar": 16}, "sliding_window.*missing"),
+    ({"model_type": "gemma3_text", "sliding_window": 8}, "query_pre_attn_scalar.*missing"),
+    ({"model_type": "gemma3_text", "sliding_window": 8, "query_pre_attn_scalar": 16,
+      "sliding_window_pattern": 4}, "sliding_window_pattern is 4"),
+    ({"layer_types": ["sliding_attention", "full_attention"]}, "layer_types"),
+])
+def test_hyperparameters_are_refused_by_name(change, words):
+    with pytest.raises(KshipraError, match=words) as caught:
+        hparams(**change)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("scaling, words", [
+    ({"rope_type": "longrope"}, "'longrope' is not supported"),
+    ({"rope_type": ["linear"]}, "is not supported"),
+    ("linear", "not an object"),
+    ({"rope_type": "linear"}, "factor = None"),
+    ({"rope_type": "linear", "factor": 0}, "factor = 0"),
+    ({"rope_type": "linear", "factor": 1e-300}, "factor = 1e-300"),
+    ({"rope_type": "linear", "factor": True}, "factor = True"),
+    ({"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4,
+      "original_max_position_embeddings": 64}, "must be smaller"),
+    ({"rope_type": "yarn", "factor": 4, "mscale": 0.7}, "mscale"),
+    ({"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 1e-300}, "original"),
+    ({"rope_type": "yarn", "factor": 4, "beta_fast": "32"}, "beta_fast"),
+])
+def test_rope_scalings_are_refused_by_name(scaling, words):
+    hp = hparams(rope_scaling=scaling)
+    with pytest.raises(KshipraError, match=words):
+        kshipra.rope_table(hp, 10000.0, kshipra.rope_scaling(hp))
+
+
+@pytest.mark.parametrize("base", [0.0, 1.0, 1e-300, 1e29])
+def test_rope_bases_are_refused(base):
+    with pytest.raises(KshipraError, match="rope_theta.*rope_base"):
+        kshipra.rope_table(hparams(), base, {})
+
+
+def test_gemma_27b_divides_scores_by_another_number():
+    """A GGUF does not say so; 2304 / 32 and 5376 / 32 are the published models' numbers."""
+    for arch, layers, hidden, want in (("gemma2", 46, 4608, 144), ("gemma3", 62, 5376, 168),
+                                       ("gemma2", 42, 3584, 128)):
+        class Fake(kshipra.GGUF):
+            def __init__(self):
+                self.path, self.tensors = "x", {}
+                self.metadata = tiny.metadata(arch, hidden=hidden, n_layers=layers, n_heads=32,
+                                              n_kv_heads=16, head_dim=128, window=4096)
+        assert kshipra.Hparams(Fake()).attn_scale == kshipra.f32(1 / math.sqrt(want))

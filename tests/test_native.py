@@ -1,0 +1,195 @@
+"""Section 5.7: recorded programs and threads give the bits of the reference, whatever the road."""
+import json
+import os
+import random
+import subprocess
+import sys
+from array import array
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+import kshipra
+
+pytestmark = pytest.mark.skipif(kshipra.native_refusal() is not None,
+                                reason=str(kshipra.native_refusal()))
+QUANT = ("Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K_M Q4_K_M Q4_K_S Q5_K_M Q6_K").split()
+
+
+def engine(checkpoint=None, n_threads=1, **options):
+    checkpoint = checkpoint or kshipra.open_checkpoint(None)
+    return kshipra.Engine(checkpoint, kshipra.Native(kshipra.default_isa(), n_threads), **options)
+
+
+def reference(checkpoint=None, **options):
+    return kshipra.Engine(checkpoint or kshipra.open_checkpoint(None), kshipra.Reference(),
+                          **options)
+
+
+def bits(logits):
+    return [row.tobytes() for row in logits]
+
+
+def run(e, ids, pieces=None):
+    """Return the bits of the logits at every position; pieces: lengths of the steps."""
+    seq, out, at = kshipra.Sequence(e.cache), [], 0
+    for n in pieces or [len(ids)]:
+        rows = [(t, at + i, seq) for i, t in enumerate(ids[at:at + n])]
+        out += bits(e.step(rows))
+        at += n
+    seq.truncate(0)
+    return out
+
+
+IDS = [0] + [random.Random(7).randrange(1, 512) for _ in range(150)]
+
+
+@pytest.fixture(scope="module")
+def truth():
+    return run(reference(), IDS)
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 3])
+def test_python_equals_native_for_any_number_of_threads(truth, n_threads):
+    assert run(engine(n_threads=n_threads), IDS) == truth
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_pieces_of_a_prompt_do_not_matter(truth, data):
+    pieces, left = [], len(IDS)
+    while left:
+        pieces.append(data.draw(st.integers(1, min(left, 40))))
+        left -= pieces[-1]
+    assert run(native_shared(), IDS, pieces) == truth
+
+
+_shared = []
+
+
+def native_shared():
+    """Return one engine for the tests that need no other: its programs are recorded once."""
+    if not _shared:
+        _shared.append(engine(n_threads=2, page_size=8))
+    return _shared[0]
+
+
+@pytest.mark.parametrize("page_size", [None, 8, 16, 64, 128])
+def test_page_sizes_do_not_matter(truth, page_size):
+    assert run(engine(page_size=page_size), IDS, [1, 63, 1, 1, 7, 64, 14]) == truth
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(n=st.integers(1, 17), seed=st.integers(0, 99))
+def test_rows_of_many_sequences_mix_freely(n, seed):
+    """n sequences of different lengths, stepped together, equal each one alone."""
+    rng = random.Random(seed)
+    texts = [[0] + [rng.randrange(1, 512) for _ in range(rng.randrange(0, 9))] for _ in range(n)]
+    e = native_shared()
+    alone = [run(e, ids) for ids in texts]
+    seqs = [kshipra.Sequence(e.cache) for _ in texts]
+    together = [[] for _ in texts]
+    for pos in range(max(map(len, texts))):
+        rows = [(ids[pos], pos, seq) for ids, seq in zip(texts, seqs) if pos < len(ids)]
+        owners = [i for i, ids in enumerate(texts) if pos < len(ids)]
+        for i, row in zip(owners, bits(e.step(rows))):
+            together[i].append(row)
+    for seq in seqs:
+        seq.truncate(0)
+    assert together == alone
+
+
+def test_wanted_rows_only():
+    e, seq = native_shared(), None
+    full = run(e, IDS[:20])
+    seq = kshipra.Sequence(e.cache)
+    rows = [(t, i, seq) for i, t in enumerate(IDS[:20])]
+    assert bits(e.step(rows, [3, 19])) == [full[3], full[19]]
+    seq.truncate(0)
+    assert e.step([(t, i, seq) for i, t in enumerate(IDS[:20])], []) == []
+    seq.truncate(0)
+
+
+def test_kv_types(truth):
+    for kv_type in kshipra.KV_TYPES:
+        expected = run(reference(kv_type=kv_type), IDS[:70])
+        assert run(engine(kv_type=kv_type), IDS[:70]) == expected
+
+
+def test_whole_generations_of_the_demo_are_equal():
+    python = kshipra.load(device="python")
+    native = kshipra.load(device="native", threads=2)
+    for options in ({"temperature": 0}, {"temperature": 0.9, "seed": 5},
+                    {"temperature": 1.2, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 1}):
+        a = list(python.generate_ids("Once upon a time", 120, **options))
+        assert list(native.generate_ids("Once upon a time", 120, **options)) == a
+
+
+@pytest.mark.parametrize("isa", ["avx2", "vnni", "neon"])
+def test_instruction_sets_give_the_same_bits(truth, isa):
+    if isa not in kshipra.available_isas():
+        pytest.skip(f"{isa} is not on this machine")
+    e = kshipra.Engine(kshipra.open_checkpoint(None), kshipra.Native(isa, 2))
+    assert run(e, IDS, [100, 1, 50]) == truth
+
+
+@pytest.mark.parametrize("name", QUANT)
+@pytest.mark.parametrize("base", ["llama", "qwen3"])
+def test_quantized_models_equal_the_reference(shared, base, name):
+    path = os.path.join(shared, "fixtures", "quant", base, name + ".gguf")
+    if not os.path.exists(path):
+        pytest.skip("no such fixture")
+    with open(path[:-4] + "json") as f:
+        ids = json.load(f)["cases"][0]["ids"][:12]
+    expected = run(reference(kshipra.GGUF(path)), ids)
+    for isa in kshipra.available_isas():
+        e = kshipra.Engine(kshipra.GGUF(path), kshipra.Native(isa, 2))
+        assert run(e, ids, [7, 1, 1, len(ids) - 9]) == expected
+
+
+@pytest.mark.parametrize("path", [
+    "gpt2/model.gguf", "gpt2/hf", "llama-gqa-rope3/model-f16.gguf", "llama-gqa-rope3/model-bf16.gguf",
+    "llama-gqa-rope3/hf", "llama-tied/model.gguf", "llama-yarn/hf", "qwen2/model.gguf",
+    "qwen3/hf", "gemma/model.gguf", "gemma2/model.gguf", "gemma3/hf"])
+def test_float_models_equal_the_reference(shared, path):
+    path = os.path.join(shared, "fixtures", "models", path)
+    ids = [random.Random(3).randrange(1, 500) for _ in range(21)]
+    expected = run(reference(kshipra.open_checkpoint(path), kv_type="f32"), ids)
+    assert run(engine(kshipra.open_checkpoint(path), 2, kv_type="f32"), ids,
+               [11, 1, 1, 8]) == expected
+
+
+def test_a_wrong_kernel_is_found_and_the_reference_goes_on(monkeypatch, capsys, truth):
+    """P33, P35: what the machine computes wrongly is noticed before it is believed."""
+    def emit_add_wrong(k):
+        kshipra.emit_mul(k)
+    emit_add_wrong.__name__ = "emit_add"
+    monkeypatch.setattr(kshipra, "emit_add", emit_add_wrong)
+    e = engine()
+    assert run(e, IDS[:20]) == truth[:20]
+    assert isinstance(e.ops, kshipra.Reference)
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and "add" in message and "plain Python" in message
+
+
+def test_nothing_grows_over_many_tokens():
+    """P40: after warming up, tokens cost no memory beyond their place in the cache."""
+    if not os.path.exists("/proc/self/status"):
+        pytest.skip("no /proc")
+    code = (
+        "import kshipra, gc\n"
+        "def anon():\n"
+        "    with open('/proc/self/status') as f:\n"
+        "        return sum(int(l.split()[1]) for l in f if l.startswith(('RssAnon', 'VmSwap')))\n"
+        "m = kshipra.load(device='native', ctx_size=4096)\n"
+        "g = m.generate_ids('Once upon a time', 2400, ignore_eos=True, temperature=0)\n"
+        "for _ in range(400): next(g)\n"
+        "gc.collect(); a = anon()\n"
+        "for _ in range(1990): next(g)\n"
+        "print(anon() - a, gc.collect())\n")
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                         cwd=os.path.dirname(kshipra.__file__)).stdout
+    grown_kb, garbage = map(int, out.split())
+    kv_kb = 1990 * 4 * 2 * 4 * 8 * 2 / 1024
+    assert grown_kb <= 1.05 * kv_kb + 256, f"{grown_kb} KB for {kv_kb} KB of cache"
+    assert garbage == 0

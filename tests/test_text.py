@@ -1,0 +1,741 @@
+"""Chapter 3: known answers, the merge loop against a plain one, properties, refusals.
+
+Names P10 to P18 are those of the list of faults that other engines had and this one must not.
+"""
+import json
+import lzma
+import shutil
+import struct
+import time
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kshipra
+from kshipra import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, KshipraError
+
+VOCABULARIES = ["gpt-2", "llama-bpe", "qwen2", "llama-spm", "falcon", "phi-3", "deepseek-coder"]
+KINDS = ["byte-level", "sentencepiece"]
+
+# Whatever may stand in a text, with what tokenizers stumble over more often than chance has it.
+TEXT = st.lists(st.one_of(
+    st.characters(blacklist_categories=["Cs"]),
+    st.sampled_from([" ", "  ", "\n", "\r\n", "\t", "'s", "the", " and", "1234", "é", "e\u0301",
+                     "中", "😊", "<|im_end|>", "<s>", "</s>", "<0xF0>", SPACE, "\0", "\u0378",
+                     "\ufeff"]),
+)).map("".join)
+
+
+def byte_level(special=(), merges=(), pre="gpt-2", **keys):
+    """Return GGUF metadata: 256 byte tokens, one for each merge, then the special tokens."""
+    tokens = list(kshipra.BYTE_TO_CHAR.values()) + [m.replace(" ", "") for m in merges]
+    types = [NORMAL] * len(tokens) + [kind for _, kind in special]
+    metadata = {"model": "gpt2", "pre": pre, "tokens": tokens + [text for text, _ in special],
+                "token_type": types, "merges": list(merges), **keys}
+    return {"tokenizer.ggml." + key: value for key, value in metadata.items() if value is not None}
+
+
+def sentencepiece(words=(), special=(), **keys):
+    """Return GGUF metadata: <unk> <s> </s>, 256 bytes, words with falling scores, special."""
+    known = [("<unk>", UNKNOWN), ("<s>", CONTROL), ("</s>", CONTROL)]
+    known += [(f"<0x{byte:02X}>", BYTE) for byte in range(256)]
+    known += [(word, NORMAL) for word in words] + list(special)
+    metadata = {"model": "llama", "tokens": [text for text, _ in known],
+                "token_type": [kind for _, kind in known],
+                "scores": [-float(i) for i in range(len(known))],
+                "bos_token_id": 1, "eos_token_id": 2, **keys}
+    return {"tokenizer.ggml." + key: value for key, value in metadata.items() if value is not None}
+
+
+WORDS = [SPACE, SPACE * 2, SPACE * 4, "th", "the", SPACE + "the", "an", "and", SPACE + "and",
+         "a", "b", "c", "d", "e", "f", "h", "n", "t", "é", "x>", ">" + SPACE, "\n"]
+MERGES = ["Ġ Ġ", "t h", "th e", "Ġ the", "a n", "an d", "Ġ and", "Ã ©", "Ġ a", "ĠĠ ĠĠ", "a a",
+          "aa aa", "( (", "(( ((", "1 1"]
+
+
+def tokenizer_of_kind(kind, **keys):
+    if kind == "byte-level":
+        special = [("<|im_start|>", CONTROL), ("<|im_end|>", CONTROL), ("<tool>", USER_DEFINED)]
+        return kshipra.tokenizer_from_gguf(byte_level(special, MERGES, **keys))
+    special = [("<|im_start|>", CONTROL), ("<|im_end|>", CONTROL), ("<tool>", USER_DEFINED)]
+    return kshipra.tokenizer_from_gguf(sentencepiece(WORDS, special, **keys))
+
+
+@pytest.fixture(scope="module")
+def small():
+    return {kind: tokenizer_of_kind(kind) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def demo():
+    """The tokenizer of the model in the file."""
+    return kshipra.tokenizer_from_gguf(kshipra.open_checkpoint(None).metadata)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(shared, tmp_path_factory):
+    """A function: name of a vocabulary in the fixtures -> (Tokenizer, reader of its vectors)."""
+    loaded = {}
+
+    def get(name):
+        place = shared / "fixtures" / "tokenizers" / name
+        if name not in loaded:
+            path = tmp_path_factory.mktemp("vocabulary") / f"{name}.gguf"
+            path.write_bytes(lzma.decompress((place / "vocab.gguf.xz").read_bytes()))
+            loaded[name] = kshipra.load_tokenizer(path)
+        return loaded[name], lambda vectors: json.loads((place / f"{vectors}.json").read_text())
+    return get
+
+
+# 3.1 Merging
+
+def merge_plainly(parts, rank):
+    """Do what bpe_merge does, looking at every pair again after every merge."""
+    while True:
+        ranks = [(rank(*pair), i) for i, pair in enumerate(zip(parts, parts[1:]))
+                 if rank(*pair) is not None]
+        if not ranks:
+            return parts
+        i = min(ranks)[1]
+        parts[i:i + 2] = [parts[i] + parts[i + 1]]
+
+
+@given(text=st.text("ab", max_size=40),
+       ranks=st.dictionaries(st.text("ab", min_size=2, max_size=4), st.integers(0, 5)))
+def test_bpe_merge_equals_the_plain_loop(text, ranks):
+    """Ranks that tie and ranks that fall included: SentencePiece has both."""
+    def rank(left, right):
+        return ranks.get(left + right)
+    assert kshipra.bpe_merge(list(text), rank) == merge_plainly(list(text), rank)
+
+
+def test_the_lower_of_two_equal_tokens_counts_and_no_special_token_merges():
+    vocabulary = kshipra.Vocabulary(["a", "a", "<s>", b"\xc3\xa9"],
+                                    [NORMAL, NORMAL, CONTROL, NORMAL])
+    assert vocabulary.ids == {"a": 0, "é": 3}
+    assert vocabulary.special == {"<s>": 2}
+
+
+# 3.2 Where to cut words
+
+def test_classes_do_not_depend_on_the_python():
+    """Every Python knows Unicode 13; what it does not know, the table adds."""
+    for code in [*range(0x32400), *range(0xE0000, 0xE0200), 0x10FFFF]:
+        category = unicodedata.category(chr(code))
+        stand_in = kshipra.stand_in(code)
+        if code < 128:
+            assert stand_in == chr(code)
+        elif category in ("Lu", "Ll", "Lt", "Lm", "Lo"):
+            assert stand_in == kshipra.STAND_INS[category], hex(code)
+        elif category[0] in "MNP":
+            assert stand_in == kshipra.STAND_INS[category[0]], hex(code)
+
+
+def test_the_table_of_newer_characters_is_that_of_unicode_15_1():
+    newer = kshipra.newer_classes()
+    assert len(newer) == 5734
+    if unicodedata.unidata_version != "15.1.0":
+        pytest.skip("this Python has another Unicode; only the count was checked")
+    assert all(unicodedata.category(chr(code)).startswith(newer[code]) for code in newer)
+
+
+@pytest.mark.parametrize("c, white", [
+    *((c, True) for c in "\t\n\v\f\r \x85\xa0\u1680\u2000\u200a\u2028\u2029\u202f\u205f\u3000"),
+    *((c, False) for c in "\x1c\x1d\x1e\x1f\u180e\u200b\u2060\ufeff\0\x7f\u0378")])
+def test_white_space_is_that_of_unicode(c, white):
+    """str.isspace and re's \\s also take 1C to 1F."""
+    pattern, _ = kshipra.compile_pattern(r"\s")
+    assert bool(pattern.match(kshipra.stand_in(ord(c)))) == white
+
+
+# The text of fault P10, cut by hand along each rule.
+P10_TEXT = "3.14 don't  \n\n\t\tx 1234567 I'LL Café — 😊"
+P10_WORDS = {
+    "gpt-2": ["3", ".", "14", " don", "'t", "  \n\n\t", "\t", "x", " 1234567", " I", "'", "LL",
+        " Café", " —", " 😊"],
+    "llama-bpe": ["3", ".", "14", " don", "'t", "  \n\n", "\t", "\tx", " ", "123", "456", "7",
+        " I", "'LL", " Café", " —", " 😊"],
+    "qwen2": ["3", ".", "1", "4", " don", "'t", "  \n\n", "\t", "\tx", " ", "1", "2", "3", "4",
+        "5", "6", "7", " I", "'LL", " Café", " —", " 😊"],
+    "smollm": ["3", ".", "1", "4", " don", "'t", "  \n\n\t", "\t", "x", " ", "1", "2", "3", "4",
+        "5", "6", "7", " I", "'", "LL", " Café", " —", " 😊"],
+    "default": ["3", ".", "14", " don", "'", "t", "  \n\n\t", "\t", "x", " ", "123", "456", "7",
+        " I", "'", "LL", " Café", " ", "—", " 😊"],
+    "gpt-4o": ["3", ".", "14", " don't", "  \n\n", "\t", "\tx", " ", "123", "456", "7", " I'LL",
+        " Café", " —", " 😊"],
+    "deepseek-coder": ["3", ".", "1", "4", " don", "'", "t", "  ", "\n", "\n", "\t", "\tx", " ",
+        "1", "2", "3", "4", "5", "6", "7", " I", "'", "LL", " Café", " ", "—", " 😊"],
+    "falcon": ["3", ".", "14", " don", "'", "t", "  \n\n\t", "\t", "x", " ", "123", "456", "7",
+        " I", "'", "LL", " Café", " ", "—", " 😊"],
+}
+
+
+@pytest.mark.parametrize("pre", P10_WORDS)
+def test_p10_each_rule_cuts_its_own_words(pre):
+    assert kshipra.cut_words(P10_TEXT, kshipra.PRE_TOKENIZERS[pre]) == P10_WORDS[pre]
+
+
+@given(text=TEXT)
+def test_cutting_loses_nothing(text):
+    for patterns in kshipra.PRE_TOKENIZERS.values():
+        words = kshipra.cut_words(text, patterns)
+        assert "".join(words) == text and "" not in words
+
+
+@given(text=st.lists(st.sampled_from("a\u0300\u0323\u0345\u0344\u0f73\u0f71é中"), max_size=90),
+       form=st.sampled_from(["NFC", "NFD", "NFKC", "NFKD"]))
+def test_normalize_equals_the_library(text, form):
+    assert kshipra.normalize(form, "".join(text)) == unicodedata.normalize(form, "".join(text))
+
+
+# 3.3 and 3.4: known answers
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_upstream_vectors(vocabulary, name):
+    """llama.cpp's own vectors."""
+    tokenizer, vectors = vocabulary(name)
+    for case in vectors("upstream")["cases"]:
+        assert tokenizer.encode(case["text"], False, False) == case["ids"], case["text"]
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_extra_vectors(vocabulary, name):
+    tokenizer, vectors = vocabulary(name)
+    for case in vectors("extra")["cases"]:
+        text, ids = case["text"], case["ids"]
+        assert tokenizer.encode(text, False, True) == ids, case["name"]
+        assert tokenizer.encode(text, False, False) == case.get("ids_parse_special_off", ids)
+        # llama.cpp takes spaces before punctuation away in some families; we never do.
+        assert tokenizer.decode(ids, special=True) in (text, case.get("detokenized"))
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_pieces(vocabulary, name):
+    tokenizer, vectors = vocabulary(name)
+    for piece in vectors("pieces")["pieces"]:
+        expected = piece["text"].encode() if "text" in piece else bytes.fromhex(piece["hex"])
+        assert tokenizer.piece(piece["id"]) == expected
+
+
+def test_every_file_of_every_model_gives_the_same_ids(shared):
+    for place in sorted((shared / "fixtures" / "models").iterdir()):
+        cases = json.loads((place / "cases.json").read_text())["cases"]
+        (case,) = [case for case in cases if case.get("text") is not None]
+        for path in [*place.glob("*.gguf"), *place.glob("hf*")]:
+            tokenizer = kshipra.load_tokenizer(path)
+            assert tokenizer.encode(case["text"]) == case["ids"], path
+            assert tokenizer.decode(case["ids"]) == case["text"], path
+
+
+def test_demo_prompts(shared):
+    tokenizer = kshipra.load_tokenizer(shared / "demo" / "demo-q4_0.gguf")
+    for case in json.loads((shared / "demo" / "expected.json").read_text())["prompts"]:
+        assert tokenizer.encode(case["prompt"]) == case["prompt_ids"]
+
+
+def test_sentencepiece_merges_by_score_and_falls_back_to_bytes(small):
+    tokenizer = small["sentencepiece"]
+    pieces = [tokenizer.piece(i) for i in tokenizer.encode("the cat and  é€")]
+    assert pieces == [b"<s>", b" the", b" ", b"c", b"a", b"t", b" and", b"  ", "é".encode(),
+                      b"\xe2", b"\x82", b"\xac"]
+
+
+def test_unknown_token_stands_for_a_character_without_bytes():
+    metadata = sentencepiece(["a", SPACE], unknown_token_id=0)
+    for i in range(3, 259):
+        metadata["tokenizer.ggml.token_type"][i] = UNUSED
+    assert kshipra.tokenizer_from_gguf(metadata).encode("a€", False) == [260, 259, 0]
+    del metadata["tokenizer.ggml.unknown_token_id"]
+    with pytest.raises(KshipraError, match="no token for '€'"):
+        kshipra.tokenizer_from_gguf(metadata).encode("a€")
+
+
+# Properties
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=TEXT)
+def test_p11_decode_gives_the_text_back(small, kind, text):
+    """SPACE itself is the exception: SentencePiece cannot tell it from a space."""
+    tokenizer, expected = small[kind], text
+    if kind == "sentencepiece":
+        expected = text.replace(SPACE, " ")
+    for add_special in (True, False):
+        assert tokenizer.decode(tokenizer.encode(text, add_special, False)) == expected
+
+
+@given(text=TEXT)
+def test_demo_tokenizer_gives_the_text_back(demo, text):
+    assert demo.decode(demo.encode(text, parse_special=False)) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=st.text())
+def test_surrogates_become_replacement_marks(small, kind, text):
+    text += "\ud83d"
+    whole = small[kind].decode(small[kind].encode(text))
+    assert whole == small[kind].decode(small[kind].encode(text.replace("\ud83d", "\ufffd")))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_p15_stream_pieces_join_to_decode(small, kind, data):
+    """For any ids, of any characters cut anywhere, special ones included."""
+    tokenizer = small[kind]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.n_vocab + 3)))
+    stream = kshipra.TextStream(tokenizer, at_start=True)
+    pieces = [stream.push(i) for i in ids] + [stream.flush()]
+    assert "".join(pieces) == tokenizer.decode(ids)
+    stream = tokenizer.stream()
+    pieces = [stream.push(i) for i in ids] + [stream.flush()]
+    raw = b"".join(tokenizer.piece(i) for i in ids if i not in tokenizer._control)
+    if tokenizer.bos_id not in ids[:1]:
+        assert "".join(pieces) == raw.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(parts=st.lists(st.text("abcdé", min_size=1), min_size=1))
+def test_p13_cutting_at_safe_points_changes_nothing(small, kind, parts):
+    """Between a letter and the space of the next word no rule of ours looks across."""
+    tokenizer = small[kind]
+    cut = tokenizer.encode(parts[0])
+    for part in parts[1:]:
+        if kind == "sentencepiece":             # it adds the space itself
+            cut += tokenizer.encode(part, False)
+        else:
+            cut += tokenizer.encode(" " + part, False)
+    assert tokenizer.encode(" ".join(parts)) == cut
+
+
+@given(text=st.text("ab > \nx"))
+def test_sentencepiece_words_are_cut_where_nothing_merges(small, text):
+    """Merging word by word is merging the whole, also for a token with a space inside."""
+    model = small["sentencepiece"].model
+    whole = "".join(model.words(text, True))
+    assert [i for word in model.words(text, True) for i in model.word_ids(word)] == [
+        model.vocabulary.ids[part] if part in model.vocabulary.ids
+        else model.vocabulary.byte_ids[f"<0x{ord(part):02X}>"]
+        for part in merge_plainly(list(whole), model.rank)]
+
+
+# Faults
+
+def test_p05_a_large_vocabulary_is_set_up_quickly():
+    """524288 merges and 262144 tokens in little more than twice the time of half."""
+    def seconds(n):
+        metadata = byte_level()
+        metadata["tokenizer.ggml.merges"] = [f"t{i} x{i}" for i in range(2 * n)]
+        metadata["tokenizer.ggml.tokens"] += [f"t{i}x{i}" for i in range(n)]
+        metadata["tokenizer.ggml.token_type"] += [NORMAL] * n
+        begun = time.process_time()
+        kshipra.tokenizer_from_gguf(metadata).encode("one sentence")
+        return time.process_time() - begun
+    half = min(seconds(131072) for _ in range(3))
+    whole = min(seconds(262144) for _ in range(3))
+    assert whole < max(2.6 * half, 0.5)
+
+
+@pytest.mark.parametrize("pre", [None, "", "llama9", 3])
+def test_p10_an_unknown_rule_is_refused(pre):
+    with pytest.raises(KshipraError, match="tokenizer.ggml.pre: .*wrong tokens.*convert"):
+        kshipra.tokenizer_from_gguf(byte_level(pre=pre))
+
+
+@pytest.mark.parametrize("text, pieces", [
+    ("<s>Hello", ["<s>", " ", "H"]), ("<s> Hello", ["<s>", "  ", "H"]), (" Hello", ["  ", "H"]),
+    ("", []), ("  ", ["  ", " "])])
+def test_p11_sentencepiece_adds_one_space_at_the_start_and_after_special_tokens(
+        small, text, pieces):
+    got = small["sentencepiece"].encode(text, add_special=False)
+    assert [small["sentencepiece"].piece(i).decode() for i in got][:len(pieces)] == pieces
+    if not pieces:
+        assert got == []
+
+
+def test_p11_add_space_prefix_false():
+    tokenizer = tokenizer_of_kind("sentencepiece", add_space_prefix=False)
+    for text in ("the", " the", "  ", "<s>the", ""):
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids, special=True) == "<s>" + text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=TEXT)
+def test_p12_no_text_spells_a_control_token(small, kind, text):
+    tokenizer = small[kind]
+    text = f"A<|im_end|>\n<|im_start|>system\n{text}<s>B</s>"
+    ids = tokenizer.encode(text, add_special=False, parse_special=False)
+    assert not tokenizer._control & set(ids)
+    assert tokenizer.decode(ids) == (text if kind == "byte-level" else text.replace(SPACE, " "))
+    parsed = tokenizer.encode(text, add_special=False)
+    assert [tokenizer.piece(i) for i in parsed if i in tokenizer._control][:2] == [
+        b"<|im_end|>", b"<|im_start|>"]
+
+
+def test_p12_a_control_token_cannot_be_merged_together():
+    """Here "<s" and ">" are tokens, so that the pair joins to the name of a control token."""
+    tokenizer = kshipra.tokenizer_from_gguf(sentencepiece(["<", "s", ">", "<s", SPACE]))
+    assert 1 not in tokenizer.encode("<s>", add_special=False, parse_special=False)
+
+
+def test_p12_a_turn_token_that_the_file_calls_user_defined_is_a_control_token():
+    special = [("<start_of_turn>", USER_DEFINED), ("<end_of_turn>", USER_DEFINED)]
+    tokenizer = kshipra.tokenizer_from_gguf(sentencepiece(WORDS, special))
+    ids = tokenizer.encode("<end_of_turn><start_of_turn>", parse_special=False)
+    assert len(ids) > 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", ["^", "a", " ", "\n", "1", "é", "ab", "<", "<tool", "a b",
+                                  "\u0300\u0323"])
+def test_p13_equal_characters_take_linear_time(small, kind, text):
+    tokenizer = small[kind]
+    tokenizer.encode("x")
+    for attempt in range(5):
+        times = []
+        for n in (30_000, 60_000):
+            begun = time.process_time()
+            ids = tokenizer.encode(text * n)
+            times.append(time.process_time() - begun)
+        if times[1] < 2.6 * times[0] or times[1] < 0.1:
+            break
+    else:
+        pytest.fail(f"{times} s for {text!r} times 30,000 and 60,000")
+    assert tokenizer.decode(ids) == text * 60_000
+
+
+def test_p13_normal_forms_take_linear_time():
+    """The library alone would take minutes for this."""
+    begun = time.process_time()
+    kshipra.normalize("NFC", "a" + "\u0300\u0323" * 100_000 + "\u0f73" * 100_000)
+    assert time.process_time() - begun < 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_p14_every_id_decodes(small, kind):
+    tokenizer = small[kind]
+    for token in range(tokenizer.n_vocab + 300):
+        stream = tokenizer.stream()
+        text = stream.push(token) + stream.flush()
+        assert (text == "") == (token in tokenizer._control or token >= tokenizer.n_vocab)
+    assert tokenizer.piece(-1) == b""
+
+
+def test_p14_bytes_and_the_names_of_bytes(small):
+    tokenizer = small["sentencepiece"]
+    ids = tokenizer.encode("😊", add_special=False)
+    assert [tokenizer.piece(i) for i in ids] == [b" ", b"\xf0", b"\x9f", b"\x98", b"\x8a"]
+    typed = tokenizer.encode("<0xF0>", add_special=False)
+    assert tokenizer.vocabulary.byte_ids["<0xF0>"] not in typed
+    assert tokenizer.decode(typed) == "<0xF0>"
+    odd = sentencepiece()
+    odd["tokenizer.ggml.tokens"][3] = "<0xZZ>"              # of type BYTE
+    assert kshipra.tokenizer_from_gguf(odd).piece(3) == b"<0xZZ>"
+
+
+@pytest.mark.parametrize("text", ["é", "歪", "😊", "👩\u200d👩\u200d👧"])
+def test_p15_a_character_comes_whole(text):
+    tokenizer = kshipra.tokenizer_from_gguf(byte_level())
+    stream, seen = tokenizer.stream(), ""
+    for token in tokenizer.encode(text):
+        piece = stream.push(token)
+        assert "\ufffd" not in piece and text.startswith(seen + piece)
+        seen += piece
+    assert seen == text and stream.flush() == ""
+
+
+def test_p15_bytes_that_are_no_character_become_one_mark_each_once_it_is_certain():
+    tokenizer = kshipra.tokenizer_from_gguf(byte_level())
+    ids = {bytes(tokenizer.piece(i)): i for i in range(256)}
+    stream = tokenizer.stream()
+    pushed = [stream.push(ids[bytes((byte,))]) for byte in b"a\xf0\x9fb\xffc\xe6\xad"]
+    assert pushed == ["a", "", "", "\ufffdb", "\ufffd", "c", "", ""]
+    assert stream.flush() == "\ufffd" and stream.flush() == ""
+
+
+def test_a_stream_goes_on_from_a_prompt(small):
+    """The space of the first word stays, unless the ids begin with BOS."""
+    tokenizer = small["sentencepiece"]
+    ids = tokenizer.encode("the and")
+    stream = tokenizer.stream()
+    assert "".join(stream.push(i) for i in ids) == "the and"
+    stream = tokenizer.stream()
+    assert "".join(stream.push(i) for i in ids[1:]) == " the and"
+
+
+@pytest.mark.parametrize("special, keys, stops", [
+    ([("<|endoftext|>", CONTROL), ("<|im_end|>", CONTROL)], {"eos_token_id": 256},
+     ["<|endoftext|>", "<|im_end|>"]),
+    ([("<eos>", CONTROL), ("<end_of_turn>", USER_DEFINED)], {"eos_token_id": 256},
+     ["<eos>", "<end_of_turn>"]),
+    ([("<|endoftext|>", CONTROL), ("<|end|>", CONTROL), ("<|user|>", CONTROL)], {},
+     ["<|endoftext|>", "<|end|>"]),
+    ([("<|end_of_text|>", CONTROL), ("<|eot_id|>", CONTROL), ("<|eom_id|>", CONTROL),
+      ("<|start_header_id|>", CONTROL)], {}, ["<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"]),
+    ([("<|return|>", CONTROL), ("<|end|>", CONTROL), ("<|call|>", CONTROL),
+      ("<|channel|>", CONTROL)], {}, ["<|return|>", "<|call|>"]),
+    ([("[one]", CONTROL), ("[two]", CONTROL), ("[three]", CONTROL)],
+     {"eos_token_id": 256, "eot_token_id": 257, "eom_token_id": 258},
+     ["[one]", "[two]", "[three]"]),
+    ([("<|im_end|>", NORMAL)], {}, []),
+])
+def test_p17_the_metadata_alone_give_the_stop_tokens(special, keys, stops):
+    tokenizer = kshipra.tokenizer_from_gguf(byte_level(special, **keys))
+    assert sorted(tokenizer.piece(i).decode() for i in tokenizer.stop_ids) == sorted(stops)
+    assert not any(tokenizer.decode([i]) for i in tokenizer.stop_ids)
+
+
+@pytest.mark.parametrize("make, default", [
+    (lambda **keys: sentencepiece(**keys), True),
+    (lambda **keys: byte_level([("<s>", CONTROL)], bos_token_id=256, **keys), False),
+    (lambda **keys: byte_level([("<s>", CONTROL)], pre="llama-bpe", bos_token_id=256, **keys),
+     True)])
+@pytest.mark.parametrize("add_bos", [True, False, None])
+def test_p18_bos_is_added_once_or_not_at_all(make, default, add_bos):
+    tokenizer = kshipra.tokenizer_from_gguf(make(add_bos_token=add_bos))
+    wanted = default if add_bos is None else add_bos
+    assert tokenizer.add_bos == wanted
+    assert tokenizer.encode("x").count(tokenizer.bos_id) == wanted
+    assert tokenizer.encode("x", add_special=False).count(tokenizer.bos_id) == 0
+    assert tokenizer.encode("<s>x", add_special=False).count(tokenizer.bos_id) == 1
+
+
+def test_add_eos():
+    tokenizer = kshipra.tokenizer_from_gguf(sentencepiece(WORDS, add_eos_token=True))
+    assert tokenizer.encode("a")[-1] == 2 and tokenizer.encode("a", add_special=False)[-1] != 2
+
+
+# Refusals of GGUF metadata
+
+@pytest.mark.parametrize("key, value, message", [
+    ("model", None, "tokenizer.ggml.model: None is not supported"),
+    ("model", 7, "tokenizer.ggml.model: 7 is not supported"),
+    ("model", "bert", "tokenizer.ggml.model: 'bert' is not supported"),
+    ("tokens", None, "tokenizer.ggml.tokens: an array is needed, but None"),
+    ("tokens", "abc", "tokenizer.ggml.tokens: an array is needed, but 'abc'"),
+    ("tokens", [1, 2], "tokenizer.ggml.tokens: an array of str is needed"),
+    ("tokens", ["a"], "token_type: length 259, but there are 1 tokens"),
+    ("token_type", [99] * 259, "token_type: types \\[99\\]"),
+    ("token_type", 5, "token_type: an array is needed"),
+    ("scores", None, "scores: an array is needed"),
+    ("scores", [0.0] * 10, "scores: length 10, but there are 259 tokens"),
+    ("scores", ["x"] * 259, "scores: an array of float is needed"),
+    ("bos_token_id", 999999, "bos_token_id: 999999 is no token of a vocabulary of 259"),
+    ("eos_token_id", 2**32 - 1, "eos_token_id: 4294967295 is no token"),
+    ("eot_token_id", -1, "eot_token_id: -1 is no token"),
+    ("bos_token_id", "1", "bos_token_id: '1' is no token"),
+    ("bos_token_id", None, None),
+    ("add_bos_token", 1, "add_bos_token: 1 is no bool"),
+])
+def test_untrusted_metadata_is_refused_by_name(key, value, message):
+    metadata = sentencepiece()
+    metadata["tokenizer.ggml." + key] = value
+    if value is None:
+        del metadata["tokenizer.ggml." + key]
+    if message is None:
+        assert kshipra.tokenizer_from_gguf(metadata).encode("") == []
+        return
+    with pytest.raises(KshipraError, match=message):
+        kshipra.tokenizer_from_gguf(metadata)
+
+
+def test_bos_that_is_wanted_but_missing_is_refused():
+    with pytest.raises(KshipraError, match="bos_token_id: missing"):
+        kshipra.tokenizer_from_gguf(byte_level(add_bos_token=True))
+
+
+def test_merges_of_the_wrong_kind():
+    with pytest.raises(KshipraError, match="merges: an array of str"):
+        kshipra.tokenizer_from_gguf({**byte_level(), "tokenizer.ggml.merges": [5]})
+    for merges in (["nospace"], ["no such"], [b"a a"]):             # never apply
+        metadata = {**byte_level(), "tokenizer.ggml.merges": merges}
+        assert len(kshipra.tokenizer_from_gguf(metadata).encode("no such aa")) == 10
+
+
+def test_malformed_files(malformed):
+    manifest = json.loads((malformed / "manifest.json").read_text())
+    for case in manifest["good"] + manifest["cases"]:
+        path = malformed / case["file"]
+        if path.suffix == ".safetensors":
+            continue
+        try:
+            tokenizer = kshipra.load_tokenizer(path)
+        except KshipraError as error:
+            assert case not in manifest["good"], error
+        else:
+            assert tokenizer.decode(tokenizer.encode("ab abc")) == "ab abc"
+
+
+# Hugging Face directories
+
+def tokenizer_json(**parts):
+    """Return a byte-level tokenizer.json with MERGES and two added tokens."""
+    tokens = [*kshipra.BYTE_TO_CHAR.values(), *(m.replace(" ", "") for m in MERGES)]
+    n = len(tokens)
+    root = {
+        "added_tokens": [{"id": n, "content": "<|im_end|>", "special": True},
+                         {"id": n + 1, "content": "<tool>", "special": False}],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+        "post_processor": None,
+        "model": {"type": "BPE", "vocab": {text: i for i, text in enumerate(tokens)},
+                  "merges": [m.split(" ") for m in MERGES]}}
+    for key, value in parts.items():
+        (root["model"] if key in (*root["model"], "dropout") else root)[key] = value
+    return root
+
+
+def hf_directory(place, root=None, **files):
+    """Write tokenizer.json and other JSON files, named without .json."""
+    for name, content in {"tokenizer": root, **files}.items():
+        if content is not None:
+            (place / f"{name}.json").write_text(json.dumps(content))
+    return place
+
+
+@given(text=TEXT)
+@settings(max_examples=30)
+def test_hf_directory_equals_gguf(hf_tokenizer, text):
+    special = [("<|im_end|>", CONTROL), ("<tool>", USER_DEFINED)]
+    gguf = kshipra.tokenizer_from_gguf(byte_level(special, MERGES))
+    assert hf_tokenizer.encode(text) == gguf.encode(text)
+
+
+@pytest.fixture(scope="module")
+def hf_tokenizer(tmp_path_factory):
+    return kshipra.load_tokenizer(hf_directory(tmp_path_factory.mktemp("hf"), tokenizer_json()))
+
+
+@pytest.mark.parametrize("pre, name", [
+    ({"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": kshipra.LLAMA3}, "behavior": "Isolated",
+         "invert": False},
+        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}, "llama-bpe"),
+    ({"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": kshipra.QWEN2}, "behavior": "Removed",
+         "invert": True},
+        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}, "qwen2"),
+    ({"type": "Sequence", "pretokenizers": [
+        {"type": "Digits", "individual_digits": True},
+        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]}, "smollm")])
+def test_the_rule_of_a_tokenizer_json(tmp_path, pre, name):
+    root = tokenizer_json(pre_tokenizer=pre)
+    tokenizer = kshipra.tokenizer_from_hf(hf_directory(tmp_path, root))
+    assert tuple(tokenizer.model.patterns) == kshipra.PRE_TOKENIZERS[name]
+
+
+@pytest.mark.parametrize("parts, message", [
+    ({"type": "WordPiece"}, "model.type: 'WordPiece' is not supported"),
+    ({"dropout": 0.5}, "model.dropout"),
+    ({"normalizer": {"type": "Lowercase"}}, "normalizer: .*Lowercase"),
+    ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "((["}, "behavior": "Isolated"}},
+     "pre_tokenizer: .*not supported"),
+    ({"pre_tokenizer": {"type": "Metaspace", "replacement": SPACE, "split": True}},
+     "pre_tokenizer: .*Metaspace"),
+    ({"pre_tokenizer": {"type": "BertPreTokenizer"}}, "pre_tokenizer: .*BertPreTokenizer"),
+    ({"pre_tokenizer": None}, "pre_tokenizer: None"),
+    ({"post_processor": {"type": "RobertaProcessing"}}, "post_processor: .*Roberta"),
+    ({"vocab": {"a": -1}}, "token 'a' has id -1"),
+    ({"vocab": {"a": 10**9}}, "highest id is 1000000000"),
+    ({"vocab": {"a": True}}, "token 'a' has id True"),
+    ({"vocab": ["a"]}, "wrong type"),
+    ({"merges": 5}, "wrong type"),
+    ({"added_tokens": [{"id": 0, "content": "x", "single_word": True}]}, "added_tokens"),
+    ({"added_tokens": [{"id": 0}]}, "token None"),
+])
+def test_untrusted_tokenizer_json_is_refused(tmp_path, parts, message):
+    hf_directory(tmp_path, tokenizer_json(**parts))
+    with pytest.raises(KshipraError, match=message):
+        kshipra.tokenizer_from_hf(tmp_path)
+
+
+def test_eos_lists_and_named_tokens(tmp_path):
+    n = len(tokenizer_json()["model"]["vocab"])
+    hf_directory(tmp_path, tokenizer_json(), generation_config={"eos_token_id": [n + 1, 7]},
+                 config={"eos_token_id": 8, "bos_token_id": 9},
+                 tokenizer_config={"eos_token": {"content": "<|im_end|>"}, "add_bos_token": True})
+    tokenizer = kshipra.tokenizer_from_hf(tmp_path)
+    assert tokenizer.eos_id == n and tokenizer.stop_ids == {n, n + 1, 7, 8}
+    assert tokenizer.encode("b") == [9, tokenizer.encode("b", add_special=False)[0]]
+
+
+def test_added_tokens_strip_white_space(tmp_path):
+    n = len(tokenizer_json()["model"]["vocab"])
+    added = [{"id": n, "content": "<l>", "special": True, "lstrip": True},
+             {"id": n + 1, "content": "<r>", "special": True, "rstrip": True}]
+    root = tokenizer_json(added_tokens=added)
+    tokenizer = kshipra.tokenizer_from_hf(hf_directory(tmp_path, root))
+    assert tokenizer.decode(tokenizer.encode("a \n<l> b <r> \n c"), special=True) == "a<l> b <r>c"
+
+
+def test_vocab_json_with_merges(tmp_path):
+    root = tokenizer_json()["model"]
+    hf_directory(tmp_path, vocab=root["vocab"],
+                 tokenizer_config={"tokenizer_class": "GPT2Tokenizer"})
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(MERGES) + "\n", "utf-8")
+    gguf = kshipra.tokenizer_from_gguf(byte_level([], MERGES))
+    assert kshipra.tokenizer_from_hf(tmp_path).encode(P10_TEXT) == gguf.encode(P10_TEXT)
+    hf_directory(tmp_path, tokenizer_config={"tokenizer_class": "OtherTokenizer"})
+    with pytest.raises(KshipraError, match="tokenizer_class: 'OtherTokenizer'"):
+        kshipra.tokenizer_from_hf(tmp_path)
+
+
+def test_no_tokenizer_at_all(tmp_path):
+    with pytest.raises(KshipraError, match="no tokenizer: tokenizer.json"):
+        kshipra.load_tokenizer(tmp_path)
+
+
+def sentencepiece_model(words, model_type=2, spec=b"\x18\x01\x20\x00"):
+    """Return the bytes of a tokenizer.model with the vocabulary of `sentencepiece(words)`."""
+    def field(number, data):
+        assert len(data) < 128
+        return bytes((number << 3 | 2, len(data))) + data
+    metadata = sentencepiece(words)
+    out = b""
+    for text, score, kind in zip(*(metadata["tokenizer.ggml." + key]
+                                   for key in ("tokens", "scores", "token_type"))):
+        out += field(1, field(1, text.encode()) + b"\x15" + struct.pack("<f", score)
+                     + bytes((0x18, kind)))
+    return out + field(2, bytes((0x18, model_type))) + field(3, spec)
+
+
+def test_tokenizer_model(tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model(WORDS))
+    hf_directory(tmp_path, config={"bos_token_id": 1, "eos_token_id": 2})
+    tokenizer = kshipra.tokenizer_from_hf(tmp_path)
+    gguf = kshipra.tokenizer_from_gguf(sentencepiece(WORDS))
+    for text in ("", " the and", "<s>x", P10_TEXT):
+        assert tokenizer.encode(text) == gguf.encode(text)
+    assert (tokenizer.bos_id, tokenizer.stop_ids) == (1, {2})
+
+
+@pytest.mark.parametrize("data, message", [
+    (sentencepiece_model([], model_type=1), "model_type: 1 is not supported"),
+    (sentencepiece_model([], spec=b"\x12\x01x"), "a character map"),
+    (sentencepiece_model([], spec=b""), "a character map or the removal"),
+    (b"\xff" * 20, "not a SentencePiece model"),
+])
+def test_tokenizer_model_that_is_not_supported(tmp_path, data, message):
+    (tmp_path / "tokenizer.model").write_bytes(data)
+    with pytest.raises(KshipraError, match=message):
+        kshipra.tokenizer_from_hf(tmp_path)
+
+
+def test_tokenizer_model_cut_anywhere_is_read_or_refused(tmp_path):
+    data = sentencepiece_model([])
+    for end in [*range(0, 60), *range(len(data) - 30, len(data))]:
+        (tmp_path / "tokenizer.model").write_bytes(data[:end])
+        with pytest.raises(KshipraError):
+            kshipra.tokenizer_from_hf(tmp_path)
+
+
+def test_tokenizer_model_alone_equals_tokenizer_json(shared, tmp_path):
+    for name in ("llama-mha", "gemma3"):
+        place = shared / "fixtures" / "models" / name / "hf"
+        for file in ("tokenizer.model", "tokenizer_config.json", "config.json"):
+            shutil.copy(place / file, tmp_path / file)
+        one, other = kshipra.tokenizer_from_hf(tmp_path), kshipra.tokenizer_from_hf(place)
+        for text in ("Hello  world\n", " x", "", P10_TEXT):
+            assert one.encode(text) == other.encode(text)
+        assert (one.bos_id, one.eos_id) == (other.bos_id, other.eos_id)

@@ -1,0 +1,120 @@
+"""Random models of a few kilobytes, in any architecture and number format that has an encoder.
+
+The tensors' names are written out here, not taken from kshipra's tables.
+"""
+import random
+from array import array
+
+import kshipra
+
+# GPT-2's letters for the bytes 0..255.
+PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
+EXTRA = iter(range(256, 512))
+LETTERS = [chr(b) if b in PLAIN else chr(next(EXTRA)) for b in range(256)]
+BOS, EOS, EOT = 256, 257, 258
+N_TOKENS = 259
+
+
+def tokenizer_metadata(add_bos=True):
+    """A byte-level vocabulary: the 256 bytes, then <s>, </s> and <|eot_id|>."""
+    return {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": LETTERS + ["<s>", "</s>", "<|eot_id|>"],
+        "tokenizer.ggml.token_type": [1] * 256 + [3] * 3,
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.bos_token_id": BOS, "tokenizer.ggml.eos_token_id": EOS,
+        "tokenizer.ggml.add_bos_token": add_bos,
+    }
+
+
+def shapes(arch, hidden, n_layers, n_heads, n_kv_heads, head_dim, ffn, n_vocab, n_ctx, tied):
+    """Return {tensor name: shape} of a GGUF."""
+    q, kv = n_heads * head_dim, n_kv_heads * head_dim
+    out = {"token_embd.weight": (n_vocab, hidden), "output_norm.weight": (hidden,)}
+    if not tied:
+        out["output.weight"] = (n_vocab, hidden)
+    if arch == "gpt2":
+        out.update({"position_embd.weight": (n_ctx, hidden), "output_norm.bias": (hidden,)})
+    for i in range(n_layers):
+        layer = {"attn_norm.weight": (hidden,), "attn_output.weight": (hidden, q),
+                 "ffn_norm.weight": (hidden,), "ffn_up.weight": (ffn, hidden),
+                 "ffn_down.weight": (hidden, ffn)}
+        if arch == "gpt2":
+            layer.update({"attn_qkv.weight": (q + 2 * kv, hidden), "attn_qkv.bias": (q + 2 * kv,),
+                          "attn_norm.bias": (hidden,), "attn_output.bias": (hidden,),
+                          "ffn_norm.bias": (hidden,), "ffn_up.bias": (ffn,),
+                          "ffn_down.bias": (hidden,)})
+        else:
+            layer.update({"attn_q.weight": (q, hidden), "attn_k.weight": (kv, hidden),
+                          "attn_v.weight": (kv, hidden), "ffn_gate.weight": (ffn, hidden)})
+        if arch == "qwen2":
+            layer.update({"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)})
+        if arch in ("qwen3", "gemma3"):
+            layer.update({"attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)})
+        if arch in ("gemma2", "gemma3"):
+            layer.update({"post_attention_norm.weight": (hidden,),
+                          "post_ffw_norm.weight": (hidden,)})
+        out.update({f"blk.{i}.{name}": shape for name, shape in layer.items()})
+    return out
+
+
+def tensors(arch="llama", seed=1, format="F32", hidden=32, n_layers=2, n_heads=4, n_kv_heads=2,
+            head_dim=8, ffn=64, n_vocab=N_TOKENS, n_ctx=256, tied=False, scale=1.0):
+    """Return {name: Tensor}: matrices in `format`, vectors in F32."""
+    if arch == "gpt2":
+        n_kv_heads, head_dim = n_heads, hidden // n_heads
+    rng, out = random.Random(seed), {}
+    for name, shape in shapes(arch, hidden, n_layers, n_heads, n_kv_heads, head_dim, ffn,
+                              n_vocab, n_ctx, tied).items():
+        n = shape[0] if len(shape) == 1 else shape[0] * shape[1]
+        if len(shape) == 1:
+            values, kind = [rng.uniform(0.5, 1.5) for _ in range(n)], "F32"
+        else:
+            spread = scale * 2 / shape[1] ** 0.5
+            values, kind = [rng.gauss(0, spread) for _ in range(n)], format
+        kind = kshipra.FORMATS[kind]
+        out[name] = kshipra.Tensor(name, kind, shape, kind.encode(array("f", values)))
+    return out
+
+
+def metadata(arch="llama", hidden=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, ffn=64,
+             n_ctx=256, window=0, add_bos=True, **more):
+    """Return the metadata of a GGUF; `more`: keys of the architecture, dots as double underscores."""
+    if arch == "gpt2":
+        n_kv_heads, head_dim = n_heads, hidden // n_heads
+    own = {"block_count": n_layers, "embedding_length": hidden, "feed_forward_length": ffn,
+           "attention.head_count": n_heads, "attention.head_count_kv": n_kv_heads,
+           "attention.key_length": head_dim, "attention.value_length": head_dim,
+           "context_length": n_ctx, "attention.layer_norm_rms_epsilon": 1e-5,
+           "attention.layer_norm_epsilon": 1e-5, "rope.freq_base": 10000.0}
+    if window:
+        own["attention.sliding_window"] = window
+    if arch == "gemma2":
+        own.update({"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0})
+    own.update({key.replace("__", "."): value for key, value in more.items()})
+    return {"general.architecture": arch, **{f"{arch}.{key}": v for key, v in own.items()},
+            **tokenizer_metadata(add_bos)}
+
+
+SHAPE = ("hidden", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn", "n_ctx")
+
+
+def write(path, arch="llama", change=None, **options):
+    """Write a random model and return its path as a str.
+
+    options: those of `tensors` and of `metadata`; change(metadata, tensors) edits both
+    """
+    shape = {key: options[key] for key in SHAPE if key in options}
+    own = {key: options.pop(key) for key in ("seed", "format", "n_vocab", "tied", "scale")
+           if key in options}
+    numbers, weights = metadata(arch, **options), tensors(arch, **shape, **own)
+    if change:
+        change(numbers, weights)
+    kshipra.write_gguf(str(path), numbers, list(weights.values()))
+    return str(path)
+
+
+def ids(n, seed=0, n_vocab=256):
+    """Return n random token ids."""
+    rng = random.Random(seed)
+    return [rng.randrange(n_vocab) for _ in range(n)]
