@@ -6540,11 +6540,6 @@ def emit_decode(k, format, panel, y, steps):
 # who fills the fields (5.7) guarantees them.  A name with _row_bytes is the distance in bytes
 # from one row to the next; a name with _bits is a float32 passed as the integer of its bits.
 
-def f32_bits(x):
-    """Return the bits of x, rounded to float32, as a signed int: how a field carries a number."""
-    return struct.unpack("<i", struct.pack("<f", x))[0]
-
-
 class Fields:
     """The fields of a kernel's argument structure, each loaded when it is asked for."""
 
@@ -6874,7 +6869,8 @@ def _rope_interleaved(k, x, out, cos, sin, half):
 # The cache, seen from machine code.  A row brings the address of its sequence's page table
 # (i32 page numbers) and its position; chapter 6 defines where a vector lies:
 #
-#   arena + page * page_bytes + layer_off + ((which * n_kv_heads + head) * page_size + slot) * vector
+#   arena + page * page_bytes + layer_off
+#         + ((which * n_kv_heads + head) * page_size + slot) * bytes of a vector
 #
 # Its 4 or 2 bytes a number are read and written exactly: next to a vector is another one's.
 
@@ -6984,6 +6980,14 @@ class AttentionScratch:
         self.state_bytes = self.o + self.row_bytes
         self.n_bytes = self.states + ATTENTION_PAIRS * self.state_bytes
 
+    def query_of(self, k, pair, i):
+        """Emit the load of the address of q of the pair i places behind `pair`."""
+        return k.load_i64(pair, self.pairs + self.PAIR_BYTES * i + self.Q)
+
+    def state_of(self, k, pair, i):
+        """Emit the load of the address of its state."""
+        return k.load_i64(pair, self.pairs + self.PAIR_BYTES * i + self.STATE)
+
 
 def attention_scratch_bytes(head_dim):
     """Return how many bytes of scratch a thread needs for attention."""
@@ -7020,10 +7024,9 @@ def emit_attention(k, kv_type, head_dim, cap=False):
             put("last", k.min(get("pos") | (CHUNK - 1), get("highest")))
             _attention_load(*tools, kv_type, head_dim)
             _attention_pairs(*tools, head_dim)
-            for sizes, step in (((8, 2, 1), lambda pair, n: _attention_scores(*tools, pair, n, head_dim, cap)),
-                                ((1,), lambda pair, n: _attention_softmax(*tools, pair)),
-                                ((2, 1), lambda pair, n: _attention_values(*tools, pair, n))):
-                _some_pairs(*tools, sizes, step)
+            _all_pairs(*tools, (8, 2, 1), _attention_scores, head_dim, cap)
+            _all_pairs(*tools, (1,), _attention_softmax)
+            _all_pairs(*tools, (2, 1), _attention_values)
             pos = get("last") + 1
             put("pos", pos)
             k.sub(get("highest") + 1, pos, to=left)
@@ -7032,12 +7035,12 @@ def emit_attention(k, kv_type, head_dim, cap=False):
         k.sub(rows_left, get("n_rows"), to=rows_left)
 
 
-def _some_pairs(k, at, field, get, put, sizes, step):
-    """Emit step(pair, n) for all pairs, n at once, with as large an n of `sizes` as there are."""
+def _all_pairs(k, at, field, get, put, sizes, step, *options):
+    """Emit `step` for all pairs, n at once, with as large an n of `sizes` as there are left."""
     pair, left = k.copy(k.scratch), get("n_pairs")
     for n in sizes:
         with k.while_(left, ">=", n):
-            step(pair, n)
+            step(k, at, field, get, pair, n, *options)
             pair += n * at.PAIR_BYTES
             left -= n
 
@@ -7161,12 +7164,12 @@ def _groups(k, get):
     return pos & (CHUNK - 1), ((get("last") - pos) >> 3) + 1
 
 
-def _attention_scores(k, at, field, get, put, pair, n, head_dim, cap):
+def _attention_scores(k, at, field, get, pair, n, head_dim, cap):
     """Emit the scores of n pairs, LOWEST where they do not see, and the largest, lane by lane."""
     index, n_groups = _groups(k, get)
     keys, pos = k.scratch + index * at.row_bytes, get("pos")
     for i in range(n):
-        state = k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.STATE)
+        state = at.state_of(k, pair, i)
         k.store_f32x8(state, k.const_f32x8(LOWEST), at.top)
     if n == 8:
         _queries_of_eight(k, at, pair, head_dim)
@@ -7185,7 +7188,7 @@ def _attention_scores(k, at, field, get, put, pair, n, head_dim, cap):
             seen = k.cmpgt_i32(lanes, k.broadcast_i32x8(pair, disp + at.BEFORE))
             seen &= k.cmpgt_i32(k.broadcast_i32x8(pair, disp + at.AFTER), lanes)
             s = k.select(seen, s, k.const_f32x8(LOWEST)).f32
-            state = k.load_i64(pair, disp + at.STATE)
+            state = at.state_of(k, pair, i)
             k.store_f32x8(state, k.max_f32(s, k.load_f32x8(state, at.top)), at.top)
             k.store_f32x8(state + ((pos & (CHUNK - 1)) << 2), s, at.scores)
         pos += 8
@@ -7202,7 +7205,7 @@ def _scores_of_few(k, at, keys, pair, n, head_dim):
     parts = []
     for first in range(0, 8, n_keys):
         sums = [k.zero_f32x8() for _ in range(8)]
-        queries = [k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.Q) for i in range(n)]
+        queries = [at.query_of(k, pair, i) for i in range(n)]
 
         def accumulate(lanes, disp):
             parts = [_load_some(k, query, lanes, disp) for query in queries]
@@ -7246,7 +7249,7 @@ def _queries_of_eight(k, at, pair, head_dim):
     def body(lanes):
         v = []
         for i in range(8):
-            q = k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.Q) + off
+            q = at.query_of(k, pair, i) + off
             v.append(_load_some(k, q, lanes))
         for i, v in enumerate(_transpose(k, v)):
             k.store_f32x8(to, v, at.queries + 32 * i)
@@ -7291,9 +7294,13 @@ def _scores_of_eight(k, at, keys):
     return _transpose(k, totals)
 
 
-def _attention_softmax(k, at, field, get, put, pair):
-    """Emit p = exp(score - m), 0 where the pair does not see, and the sum of p, lane by lane."""
-    state = k.load_i64(pair, at.pairs + at.STATE)
+def _attention_softmax(k, at, field, get, pair, n):
+    """Emit p = exp(score - m), 0 where the pair does not see, and the sum of p, lane by lane.
+
+    exp is long, and each of its steps waits for the one before: four groups of positions at
+    once keep the processor busy.  n = 1.
+    """
+    state = at.state_of(k, pair, 0)
     index, n_groups = _groups(k, get)
     scores = state + (index << 2)
     m, total = k.hmax_f32(k.load_f32x8(state, at.top)), k.zero_f32x8()
@@ -7327,9 +7334,9 @@ def _attention_merge(k, at, state):
     k.store_f32x8(state, l + total * k.broadcast_lane(factors, 1), at.l)
 
 
-def _attention_values(k, at, field, get, put, pair, n):
+def _attention_values(k, at, field, get, pair, n):
     """Emit o = o * a + (sum of p * value) * b for n pairs, 8 / n vectors of o at a time."""
-    states = [k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.STATE) for i in range(n)]
+    states = [at.state_of(k, pair, i) for i in range(n)]
     for state in states:
         _attention_merge(k, at, state)
     off, width = k.imm(0), 8 // n
