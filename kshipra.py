@@ -6628,11 +6628,6 @@ def emit_decode(k, format, panel, y, steps):
 # who fills the fields (5.7) guarantees them.  A name with _row_bytes is the distance in bytes
 # from one row to the next; a name with _bits is a float32 passed as the integer of its bits.
 
-def f32_bits(x):
-    """Return the bits of x, rounded to float32, as a signed int: how a field carries a number."""
-    return struct.unpack("<i", struct.pack("<f", x))[0]
-
-
 class Fields:
     """The fields of a kernel's argument structure, each loaded when it is asked for."""
 
@@ -6962,7 +6957,8 @@ def _rope_interleaved(k, x, out, cos, sin, half):
 # The cache, seen from machine code.  A row brings the address of its sequence's page table
 # (i32 page numbers) and its position; chapter 6 defines where a vector lies:
 #
-#   arena + page * page_bytes + layer_off + ((which * n_kv_heads + head) * page_size + slot) * vector
+#   arena + page * page_bytes + layer_off
+#         + ((which * n_kv_heads + head) * page_size + slot) * bytes of a vector
 #
 # Its 4 or 2 bytes a number are read and written exactly: next to a vector is another one's.
 
@@ -7072,6 +7068,14 @@ class AttentionScratch:
         self.state_bytes = self.o + self.row_bytes
         self.n_bytes = self.states + ATTENTION_PAIRS * self.state_bytes
 
+    def query_of(self, k, pair, i):
+        """Emit the load of the address of q of the pair i places behind `pair`."""
+        return k.load_i64(pair, self.pairs + self.PAIR_BYTES * i + self.Q)
+
+    def state_of(self, k, pair, i):
+        """Emit the load of the address of its state."""
+        return k.load_i64(pair, self.pairs + self.PAIR_BYTES * i + self.STATE)
+
 
 def attention_scratch_bytes(head_dim):
     """Return how many bytes of scratch a thread needs for attention."""
@@ -7108,10 +7112,9 @@ def emit_attention(k, kv_type, head_dim, cap=False):
             put("last", k.min(get("pos") | (CHUNK - 1), get("highest")))
             _attention_load(*tools, kv_type, head_dim)
             _attention_pairs(*tools, head_dim)
-            for sizes, step in (((8, 2, 1), lambda pair, n: _attention_scores(*tools, pair, n, head_dim, cap)),
-                                ((1,), lambda pair, n: _attention_softmax(*tools, pair)),
-                                ((2, 1), lambda pair, n: _attention_values(*tools, pair, n))):
-                _some_pairs(*tools, sizes, step)
+            _all_pairs(*tools, (8, 2, 1), _attention_scores, head_dim, cap)
+            _all_pairs(*tools, (1,), _attention_softmax)
+            _all_pairs(*tools, (2, 1), _attention_values)
             pos = get("last") + 1
             put("pos", pos)
             k.sub(get("highest") + 1, pos, to=left)
@@ -7120,12 +7123,12 @@ def emit_attention(k, kv_type, head_dim, cap=False):
         k.sub(rows_left, get("n_rows"), to=rows_left)
 
 
-def _some_pairs(k, at, field, get, put, sizes, step):
-    """Emit step(pair, n) for all pairs, n at once, with as large an n of `sizes` as there are."""
+def _all_pairs(k, at, field, get, put, sizes, step, *options):
+    """Emit `step` for all pairs, n at once, with as large an n of `sizes` as there are left."""
     pair, left = k.copy(k.scratch), get("n_pairs")
     for n in sizes:
         with k.while_(left, ">=", n):
-            step(pair, n)
+            step(k, at, field, get, pair, n, *options)
             pair += n * at.PAIR_BYTES
             left -= n
 
@@ -7249,12 +7252,12 @@ def _groups(k, get):
     return pos & (CHUNK - 1), ((get("last") - pos) >> 3) + 1
 
 
-def _attention_scores(k, at, field, get, put, pair, n, head_dim, cap):
+def _attention_scores(k, at, field, get, pair, n, head_dim, cap):
     """Emit the scores of n pairs, LOWEST where they do not see, and the largest, lane by lane."""
     index, n_groups = _groups(k, get)
     keys, pos = k.scratch + index * at.row_bytes, get("pos")
     for i in range(n):
-        state = k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.STATE)
+        state = at.state_of(k, pair, i)
         k.store_f32x8(state, k.const_f32x8(LOWEST), at.top)
     if n == 8:
         _queries_of_eight(k, at, pair, head_dim)
@@ -7273,7 +7276,7 @@ def _attention_scores(k, at, field, get, put, pair, n, head_dim, cap):
             seen = k.cmpgt_i32(lanes, k.broadcast_i32x8(pair, disp + at.BEFORE))
             seen &= k.cmpgt_i32(k.broadcast_i32x8(pair, disp + at.AFTER), lanes)
             s = k.select(seen, s, k.const_f32x8(LOWEST)).f32
-            state = k.load_i64(pair, disp + at.STATE)
+            state = at.state_of(k, pair, i)
             k.store_f32x8(state, k.max_f32(s, k.load_f32x8(state, at.top)), at.top)
             k.store_f32x8(state + ((pos & (CHUNK - 1)) << 2), s, at.scores)
         pos += 8
@@ -7286,11 +7289,11 @@ def _scores_of_few(k, at, keys, pair, n, head_dim):
     then of the next four.
     """
     full, rest, n_keys = head_dim // 8, head_dim % 8, 8 // n
-    unroll = max(u for u in (1, 2, 3, 4, 8) if full % u == 0)
+    unroll = 2 if full % 2 == 0 else 1
     parts = []
     for first in range(0, 8, n_keys):
         sums = [k.zero_f32x8() for _ in range(8)]
-        queries = [k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.Q) for i in range(n)]
+        queries = [at.query_of(k, pair, i) for i in range(n)]
 
         def accumulate(lanes, disp):
             parts = [_load_some(k, query, lanes, disp) for query in queries]
@@ -7329,19 +7332,18 @@ def _transpose(k, v):
 
 def _queries_of_eight(k, at, pair, head_dim):
     """Emit the transposed q of eight pairs: `queries` is (padded head_dim, 8 pairs)."""
-    to = k.copy(k.scratch)
-    at_bytes = k.imm(0)
+    to, off = k.copy(k.scratch), k.imm(0)
 
     def body(lanes):
         v = []
         for i in range(8):
-            q = k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.Q) + at_bytes
+            q = at.query_of(k, pair, i) + off
             v.append(_load_some(k, q, lanes))
         for i, v in enumerate(_transpose(k, v)):
             k.store_f32x8(to, v, at.queries + 32 * i)
         k.add(to, 256, to=to)
 
-    _each_vector(k, head_dim, ((at_bytes, 32),), body)
+    _each_vector(k, head_dim, ((off, 32),), body)
 
 
 def _scores_of_eight(k, at, keys):
@@ -7352,19 +7354,17 @@ def _scores_of_eight(k, at, keys):
     dimensions r, r + 8, ...; then the tree adds whole vectors, without a shuffle.  Sums of
     lanes 2r and 2r + 1 wait in the scratch for their turn.
     """
-    unroll = max(u for u in (1, 2, 3, 4) if at.n_vectors % u == 0)
     query, waiting = k.copy(k.scratch), k.copy(k.scratch)
     with k.loop(4):
         for r in (0, 1):
             sums = [k.zero_f32x8() for _ in range(8)]
-            with k.loop(at.n_vectors // unroll):
-                for t in range(unroll):
-                    q = k.load_f32x8(query, at.queries + 32 * (8 * t + r))
-                    for i in range(8):
-                        x = k.broadcast_f32x8(keys, at.keys + i * at.row_bytes + 32 * t + 4 * r)
-                        sums[i] += k.mul_f32(x, q, to=x)
-                keys += 32 * unroll
-                query += 256 * unroll
+            with k.loop(at.n_vectors):
+                q = k.load_f32x8(query, at.queries + 32 * r)
+                for i in range(8):
+                    x = k.broadcast_f32x8(keys, at.keys + i * at.row_bytes + 4 * r)
+                    sums[i] += k.mul_f32(x, q, to=x)
+                keys += 32
+                query += 256
             keys -= at.row_bytes
             query -= 8 * at.row_bytes
             for i in range(8):
@@ -7382,25 +7382,29 @@ def _scores_of_eight(k, at, keys):
     return _transpose(k, totals)
 
 
-def _attention_softmax(k, at, field, get, put, pair):
-    """Emit p = exp(score - m), 0 where the pair does not see, and the sum of p, lane by lane."""
-    state = k.load_i64(pair, at.pairs + at.STATE)
+def _attention_softmax(k, at, field, get, pair, n):
+    """Emit p = exp(score - m), 0 where the pair does not see, and the sum of p, lane by lane.
+
+    exp is long, and each of its steps waits for the one before: four groups of positions at
+    once keep the processor busy.  n = 1.
+    """
+    state = at.state_of(k, pair, 0)
     index, n_groups = _groups(k, get)
     scores = state + (index << 2)
     m, total = k.hmax_f32(k.load_f32x8(state, at.top)), k.zero_f32x8()
 
     def some(n):
-        s = [k.load_f32x8(scores, at.scores + 32 * i) for i in range(n)]
-        p = emit_exp(k, *[x - m for x in s])
-        for i, (x, y) in enumerate(zip(s, p if n > 1 else [p])):
-            y &= k.cmp_f32(x, ">", k.const_f32x8(LOWEST))
-            k.store_f32x8(scores, y, at.scores + 32 * i)
-            k.add_f32(total, y, to=total)
+        x = [k.load_f32x8(scores, at.scores + 32 * i) - m for i in range(n)]
+        for i, p in enumerate(emit_exp(k, *x) if n > 1 else [emit_exp(k, *x)]):
+            score = k.load_f32x8(scores, at.scores + 32 * i)
+            p &= k.cmp_f32(score, ">", k.const_f32x8(LOWEST))
+            k.store_f32x8(scores, p, at.scores + 32 * i)
+            k.add_f32(total, p, to=total)
         k.add(scores, 32 * n, to=scores)
 
-    with k.loop(n_groups >> 1):
-        some(2)
-    with k.if_(n_groups & 1, "!=", 0):
+    with k.loop(n_groups >> 2):
+        some(4)
+    with k.loop(n_groups & 3):
         some(1)
     k.store_f32x8(state, m, at.top)
     k.store_f32x8(state, total, at.total)
@@ -7418,37 +7422,47 @@ def _attention_merge(k, at, state):
     k.store_f32x8(state, l + total * k.broadcast_lane(factors, 1), at.l)
 
 
-def _attention_values(k, at, field, get, put, pair, n):
+def _attention_values(k, at, field, get, pair, n):
     """Emit o = o * a + (sum of p * value) * b for n pairs, 8 / n vectors of o at a time."""
-    states = [k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.STATE) for i in range(n)]
+    states = [at.state_of(k, pair, i) for i in range(n)]
     for state in states:
         _attention_merge(k, at, state)
-    for start in range(0, at.n_vectors, 8 // n):
-        tile = range(start, min(start + 8 // n, at.n_vectors))
+    off, width = k.imm(0), 8 // n
+    full, rest = divmod(at.n_vectors, width)
+
+    def some_vectors(n_vectors):
         first = k.max(get("pos"), get("lowest"))
-        n_values, index = get("last") + 1 - first, first & (CHUNK - 1)
-        values, probs = k.scratch + index * at.row_bytes, [s + (index << 2) for s in states]
-        sums = [[k.zero_f32x8() for _ in tile] for _ in states]
+        index, n_values = first & (CHUNK - 1), get("last") + 1 - first
+        values = k.scratch + index * at.row_bytes + off
+        probs = [state + (index << 2) for state in states]
+        sums = [[k.zero_f32x8() for _ in range(n_vectors)] for _ in states]
 
         def add_values(count):
             for j in range(count):
                 ps = [k.broadcast_f32x8(p, at.scores + 4 * j) for p in probs]
-                for i, t in enumerate(tile):
+                for t in range(n_vectors):
                     v = k.load_f32x8(values, at.values + j * at.row_bytes + 32 * t)
                     for p, o in zip(ps, sums):
-                        o[i] += k.mul_f32(v, p, to=v if p is ps[-1] else None)
+                        o[t] += k.mul_f32(v, p, to=v if p is ps[-1] else None)
             for pointer, n_bytes in ((values, at.row_bytes), *[(p, 4) for p in probs]):
                 k.add(pointer, count * n_bytes, to=pointer)
 
-        with k.loop(n_values >> 2):
-            add_values(4)
-        with k.loop(n_values & 3):
+        with k.loop(n_values >> 1):
+            add_values(2)
+        with k.if_(n_values & 1, "!=", 0):
             add_values(1)
         for state, o in zip(states, sums):
             a, b = (k.broadcast_f32x8(state, at.top + 4 * i) for i in (0, 1))
-            for i, t in enumerate(tile):
-                old = k.load_f32x8(state, at.o + 32 * t)
-                k.store_f32x8(state, old * a + o[i] * b, at.o + 32 * t)
+            to = state + off
+            for t in range(n_vectors):
+                old = k.load_f32x8(to, at.o + 32 * t)
+                k.store_f32x8(to, old * a + o[t] * b, at.o + 32 * t)
+
+    with k.while_(off, "<", 32 * width * full):
+        some_vectors(width)
+        off += 32 * width
+    if rest:
+        some_vectors(rest)
 
 
 def _attention_finish(k, at, field, get, put, head_dim):
