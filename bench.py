@@ -29,7 +29,6 @@ import os
 import platform
 import random
 import re
-import statistics
 import struct
 import subprocess
 import sys
@@ -41,7 +40,7 @@ from array import array
 from typing import NamedTuple, Optional
 
 import kshipra
-from kshipra import FORMATS, KshipraError
+from kshipra import FORMATS, KshipraError, aligned, count, duration, short
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -283,17 +282,20 @@ MARK = "@kshipra-bench "                # an answer; all else on the line is som
 
 
 def resident_mb():
-    """Return (now, peak) of this process's resident memory in MB, None where unknown."""
+    """Return (now, peak) of this process's resident memory in MB, None where unknown.
+
+    Linux counts a child's peak in getrusage from its parent's, so it is asked for elsewhere.
+    """
     try:
         with open("/proc/self/status") as f:
             kb = dict(line.split(":", 1) for line in f)
-        return tuple(round(int(kb[key].split()[0]) / 1024, 1) for key in ("VmRSS", "VmHWM"))
+        return tuple(round(int(kb[key].split()[0]) * 1024 / 1e6, 1) for key in ("VmRSS", "VmHWM"))
     except OSError:
         pass
     try:
         import resource
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return None, round(peak / (1 << 20 if sys.platform == "darwin" else 1 << 10), 1)
+        return None, round(peak * (1 if sys.platform == "darwin" else 1024) / 1e6, 1)
     except ImportError:
         return None, None
 
@@ -346,13 +348,15 @@ def serve(open_engine):
 class Process:
     """An engine in a process of its own; ask(do, ...) sends a command and returns the answer."""
 
-    def __init__(self, python, opener, job, parts=(), limit_s=3600):
+    def __init__(self, python, opener, job, limit_s=3600):
         self.name, self.limit_s = opener.__name__, limit_s
-        parts = [resident_mb, timed, serve, *parts, opener]
-        source = "import json, os, sys, time\n" + "\n\n".join(map(inspect.getsource, parts)) \
-            + f"\n\nserve({opener.__name__})\n"
+        parts = [resident_mb, timed, serve, *map(globals().get, PARTS.get(opener.__name__, ())), opener]
+        source = "import json, os, sys, time\n"
+        if opener.__name__ in PARTS:        # of ours; another engine shall not pay for it
+            source += f"sys.path.insert(0, {HERE!r})\nimport kshipra\nfrom array import array\n"
+        source += "\n\n".join(map(inspect.getsource, parts)) + f"\n\nserve({opener.__name__})\n"
         self.errors = tempfile.TemporaryFile()
-        job = {"mark": MARK, "here": HERE, **job}
+        job = {"mark": MARK, **job}
         self.process = subprocess.Popen([python, "-c", source, json.dumps(job)], text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=self.errors)
@@ -398,9 +402,21 @@ class Process:
         self.errors.close()
 
 
+PARTS = {       # the processes of ours, and the functions each of them calls
+    "open_kshipra": [], "open_ceilings": [],
+    "open_rung": ["open_model", "matrices", "estimate_row_s", "batch_tokens_per_s", "ledger_mb",
+                  "profile"],
+}
+
+
+def median(values):
+    values = sorted(values)
+    return (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
+
+
 def figure(values):
     """Return what is reported of repeated measurements of one thing."""
-    return {"median": statistics.median(values), "min": min(values), "max": max(values),
+    return {"median": median(values), "min": min(values), "max": max(values),
             "n": len(values)}
 
 
@@ -564,21 +580,19 @@ def float_copy(path, out):
 
 
 def open_model(job):
-    """Return the Model of a rung.   job: fields of Rung, and path, ctx_size"""
+    """Return the Model of a rung.   job: fields of Rung, and path, ctx_size, perhaps page_size"""
+    sizes = {"ctx_size": job["ctx_size"], "page_size": job.get("page_size")}
     if job["device"] != "python":
-        return kshipra.load(job["path"], device=job["device"], threads=job["threads"],
-                            ctx_size=job["ctx_size"])
+        return kshipra.load(job["path"], device=job["device"], threads=job["threads"], **sizes)
     checkpoint = kshipra.open_checkpoint(job["path"])
     return kshipra.Model(checkpoint, kshipra.tokenizer_of(checkpoint),
-                         kshipra.Reference(job["matmul"]), ctx_size=job["ctx_size"])
+                         kshipra.Reference(job["matmul"]), **sizes)
 
 
 def open_rung(job):
     """Serve a rung: its tokens, its memory, its time by operation."""
-    sys.path.insert(0, job["here"])
-    import bench
     base_mb = resident_mb()[0]
-    model = bench.open_model(job)
+    model = open_model(job)
 
     def stream(prompt):
         model.session.truncate(0)       # nothing of the last run is reused
@@ -587,10 +601,10 @@ def open_rung(job):
 
     return {
         "stream": stream,
-        "estimate": lambda: bench.estimate_row_s(model, job["matmul"]),
-        "ledger": lambda **sizes: bench.ledger(model, base_mb, **sizes),
-        "profile": lambda **sizes: bench.profile(model, **sizes),
-        "batch": lambda **sizes: bench.batch_tokens_per_s(model, **sizes),
+        "estimate": lambda: estimate_row_s(model, job["matmul"]),
+        "ledger": lambda **sizes: ledger_mb(model, base_mb, **sizes),
+        "profile": lambda **sizes: profile(model, **sizes),
+        "batch": lambda **sizes: batch_tokens_per_s(model, **sizes),
         "facts": lambda: {"device": model.ops.name, "isa": model.ops.isa,
                           "threads": model.ops.n_threads},
     }
@@ -628,20 +642,17 @@ def estimate_row_s(model, matmul, rows=8):
 
 def batch_tokens_per_s(model, prompt, n, n_sequences):
     """Return the tokens a second of n_sequences texts that decode side by side, one step each."""
-    pool_size = model.ctx_size
     model.session.truncate(0)
-    if n_sequences * (len(prompt) + n) > pool_size:
-        raise KshipraError(f"{n_sequences} sequences of {len(prompt) + n} do not fit in "
-                           f"{pool_size} positions")
     sequences = [kshipra.Sequence(model.cache) for _ in range(n_sequences)]
+    choose = kshipra.Sampler(temperature=0)
     try:
         last = []
         for seq in sequences:
-            last.append(model.ops.argmax(kshipra.prefill(model, seq, prompt)))
+            last.append(choose(kshipra.prefill(model, seq, prompt), prompt))
         begun = time.perf_counter()
         for i in range(n - 1):
             rows = [(t, len(prompt) + i, seq) for t, seq in zip(last, sequences)]
-            last = [model.ops.argmax(row) for row in model.step(rows)]
+            last = [choose(row, prompt) for row in model.step(rows)]
         return n_sequences * (n - 1) / (time.perf_counter() - begun)
     finally:
         for seq in sequences:
@@ -677,7 +688,7 @@ def measure_rung(rung, paths, prompt, n, ctx_size, settings, say):
                     run = process.ask("generate", prompt=prompt, n=n)     # the first one warmed up
                 runs.append(run)
         now_mb, peak_mb = process.ask("memory")
-        ledger_mb = process.ask("ledger", n_prompt=n_ahead, n=len(runs[0]["token_s"]))
+        held_mb = process.ask("ledger", n_prompt=n_ahead, n=len(runs[0]["token_s"]))
     if any(run["tokens"] != runs[0]["tokens"][:len(run["tokens"])] for run in runs):
         raise KshipraError(f"rung {rung.name}: two greedy runs gave different tokens; this is a "
                            "fault of kshipra, so report it with this machine's results.json")
@@ -688,9 +699,9 @@ def measure_rung(rung, paths, prompt, n, ctx_size, settings, say):
         "load_s": process.opened["load_s"],
         "ttft_s": figure([run["token_s"][0] for run in runs]),
         "token_ms": figure([1000 / tokens_per_s(run) for run in runs]),
-        "total_s": [statistics.median(math.fsum(run["token_s"][:i + 1]) for run in runs)
+        "total_s": [median(math.fsum(run["token_s"][:i + 1]) for run in runs)
                     for i in range(n_done)],
-        "tokens": runs[0]["tokens"], "rss_mb": peak_mb, "ledger_mb": ledger_mb,
+        "tokens": runs[0]["tokens"], "rss_mb": peak_mb, "ledger_mb": held_mb,
     }
 
 
@@ -717,6 +728,32 @@ def refuse_different_tokens(rungs):
 
 
 # ---------------------------------------------------------------------------------------
+# 4. Where time and memory go
+#
+# The ledger names what a process holds; what it cannot name is "rest".  The profile runs the
+# operations of a prompt and of a few tokens one by one, and sets what each one moved and did
+# against what this machine can do (kshipra, chapter 11): an operation that does few
+# operations for each byte waits for memory, one that does many for the arithmetic units.
+
+def ledger_mb(model, base_mb, n_prompt, n):
+    """Return {name: MB} of what a process holds after n tokens; base_mb: before the model."""
+    held = {name: round(n_bytes / 1e6, 3)
+            for name, n_bytes in kshipra.ledger(model, n_prompt, n_prompt + n).items()}
+    if base_mb is not None:
+        held["Python"] = base_mb
+        held["rest"] = round(max(0.0, resident_mb()[1] - sum(held.values())), 1)
+    return held
+
+
+def profile(model, prompt, n):
+    """Return the profile of reading prompt and of n tokens after it, as SCHEMA has it."""
+    model.session.truncate(0)
+    rows = {"prefill": min(model.prefill_rows, len(prompt)), "decode": 1}
+    return [{"phase": phase, "rows": rows[phase], "lines": lines}
+            for phase, lines in kshipra.profile(model, prompt, n).items()]
+
+
+# ---------------------------------------------------------------------------------------
 # 5. Peers
 #
 # Other engines on the same file with the same threads: llama.cpp by its Python binding, and
@@ -727,8 +764,6 @@ def refuse_different_tokens(rungs):
 
 def open_kshipra(job):
     """Serve this engine as a program would use it."""
-    sys.path.insert(0, job["here"])
-    import kshipra
     model = kshipra.load(job["path"], device=job["device"], threads=job["threads"],
                          ctx_size=job["ctx_size"])
 
@@ -994,32 +1029,6 @@ def read_results(path):
     return value
 
 
-def short(x, unit=""):
-    """Return a number in three digits or so, as people write it."""
-    if x is None:
-        return "-"
-    if x == 0:
-        return "0" + unit
-    digits = max(0, 2 - math.floor(math.log10(abs(x)))) if abs(x) < 1000 else 0
-    return f"{x:,.{min(digits, 6)}f}{unit}"
-
-
-def duration(seconds):
-    """Return seconds in the unit that keeps them short."""
-    for least, factor, unit in ((1, 1, " s"), (1e-3, 1e3, " ms"), (0, 1e6, " us")):
-        if seconds >= least:
-            return short(seconds * factor, unit)
-    return "-"
-
-
-def count(x, unit=""):
-    """Return a large number with a metric prefix."""
-    for least, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if x >= least:
-            return f"{short(x / least)} {prefix}{unit}"
-    return f"{short(x)} {unit}".strip()
-
-
 def range_text(f, scale=1.0):
     """Return a figure as median and how far its range reaches to both sides."""
     if f["n"] < 2:
@@ -1066,26 +1075,10 @@ def ledger_table(results):
 
 def profile_table(results, part):
     """Return the table of one phase: where its time goes, and against what limit it runs."""
-    ceilings = results["ceilings"]
-    total = math.fsum(line["seconds"] for line in part["lines"])
-    rows = []
-    for line in sorted(part["lines"], key=lambda line: -line["seconds"]):
-        share, intensity = line["seconds"] / total, line["operations"] / max(1, line["bytes"])
-        row = [line["operation"], str(line["calls"]), duration(line["seconds"]), f"{share:.1%}",
-               count(line["bytes"], "B"), count(line["operations"], "op"), short(intensity)]
-        if ceilings:
-            percent, bound = against_ceiling(line, ceilings)
-            row += [f"{percent:.0f}%", bound]
-        rows.append(row)
-    heads = ["<operation", "calls", "time", "share", "moved", "done", "op/B"]
-    if ceilings:
-        heads += ["of limit", "<limit"]
-    limits = "" if not ceilings else (
-        f"  Limits measured here on {ceilings['threads']} threads: reading "
-        f"{count(ceilings['read_bytes_s'], 'B/s')}, int8 {count(ceilings['int8_ops_s'], 'op/s')}, "
-        f"float32 {count(ceilings['f32_ops_s'], 'op/s')}.")
+    heads, rows = kshipra.profile_rows(part["lines"], results["ceilings"])
     return Table(f"Where the time of {part['phase']} goes",
-                 f"rung {part['rung']}, {part['rows']} rows a step.{limits}", heads, rows)
+                 f"rung {part['rung']}, rows a step: {part['rows']}; "
+                 f"{kshipra.limits_text(results['ceilings'])}.", heads, rows)
 
 
 def peer_table(results):
@@ -1104,7 +1097,7 @@ def peer_table(results):
              f"{peer['decode_tokens']} tokens decoded, {peer['prefill_tokens']} read."
              for peer in results["peers"]]
     return Table("Beside others", "same file, same threads, runs in turns; ratio above 1: kshipra "
-                 "is better.  " + "  ".join(notes + results["skipped"]),
+                 "is better.  " + "  ".join(notes),
                  ["<peer", "<figure", "kshipra", "peer", "ratio (range)", "<"], rows)
 
 
@@ -1129,7 +1122,7 @@ def tables(results):
     made = [ladder_table(results), ledger_table(results), batch_table(results)]
     made += [profile_table(results, part) for part in results["profile"]]
     made.append(peer_table(results))
-    return [t for t in made if t.rows or (t.title == "Beside others" and results["skipped"])]
+    return [t for t in made if t.rows]
 
 
 def headline(results):
@@ -1142,6 +1135,7 @@ def headline(results):
         f"Python {machine['python']}, commit {machine['commit'] or 'unknown'}, {results['when']}"]
     if model["name"] in PUBLISHED:
         lines.append("Published elsewhere, for another machine: " + PUBLISHED[model["name"]])
+    lines += results["skipped"]
     if results["warning"]:
         lines.append("Warning: " + results["warning"])
     return lines
@@ -1149,13 +1143,7 @@ def headline(results):
 
 def table_text(table):
     """Return a table in aligned columns."""
-    left = [head.startswith("<") for head in table.heads]
-    rows = [[head.lstrip("<") for head in table.heads]] + table.rows
-    widths = [max(len(row[i]) for row in rows) for i in range(len(left))]
-    lines = ["  ".join(cell.ljust(w) if to_left else cell.rjust(w)
-                       for cell, w, to_left in zip(row, widths, left)).rstrip() for row in rows]
-    lines.insert(1, "  ".join("-" * w for w in widths))
-    return "\n".join(["", f"{table.title}.  {table.note}", "", *lines])
+    return "\n".join(["", f"{table.title}.  {table.note}", "", aligned(table.heads, table.rows)])
 
 
 def table_markdown(table):
@@ -1221,3 +1209,550 @@ def compare(a, b):
     warnings = [r["warning"] for r in (a, b) if r["warning"]]
     return Table("A against B", "; ".join([note, *warnings]),
                  ["<figure", "A", "B", "change", "<"], rows), worse
+
+
+# ---------------------------------------------------------------------------------------
+# 7. The picture
+#
+# A PNG file is a header, the rows of pixels run through zlib, and a check sum on each part;
+# that needs no library.  Letters are drawn from a small bitmap font: each dot of a letter is
+# a point, neighbouring dots are joined by strokes, and a pixel is as dark as it is near to
+# one, so the same dots give smooth letters at any size.
+# Source: PNG specification, third edition (2025), sections 5 and 11.
+
+# Ten lines a row of letters: the letters, each over its first column, then their dots.  Two
+# columns lie between letters; the last two lines are below the baseline.
+FONT_DOTS = r"""
+!  "    #      $      %      &      '  (    )    *      +      ,   -     .
+#  # #   # #     #    ##  #   ##    #    #  #
+#  # #   # #    ####  ##  #  #  #   #   #    #     #      #
+#       #####  # #       #   # #       #      #  # # #    #
+#        # #    ###     #     #        #      #   ###   #####      ####
+#       #####    # #   #     # # #     #      #  # # #    #
+         # #   ####   #  ##  #  #       #    #     #      #     #
+#        # #     #    #  ##   ## #       #  #                   #        #
+                                                               #
+
+/      0      1      2      3      4      5      6      7      8      9      :  ;   <
+    #   ###     #     ###    ###      #   #####   ###   #####   ###    ###             #
+    #  #   #   ##    #   #  #   #    ##   #      #          #  #   #  #   #           #
+   #   #   #  # #        #      #   # #   ####   #         #   #   #  #   #  #   #   #
+  #    #   #    #       #     ##   #  #       #  ####     #     ###    ####         #
+ #     #   #    #      #        #  #####      #  #   #    #    #   #      #          #
+#      #   #    #     #     #   #     #   #   #  #   #   #     #   #      #  #   #    #
+#       ###   #####  #####   ###      #    ###    ###    #      ###    ###       #     #
+                                                                                #
+
+=     >     ?      @      A      B      C      D      E      F      G      H      I    J
+      #      ###    ###     #    ####    ###   ####   #####  #####   ###   #   #  ###     #
+       #    #   #  #   #   # #   #   #  #   #  #   #  #      #      #   #  #   #   #      #
+####    #       #  # ###  #   #  #   #  #      #   #  #      #      #      #   #   #      #
+         #     #   # # #  #   #  ####   #      #   #  ####   ####   # ###  #####   #      #
+####    #     #    # ###  #####  #   #  #      #   #  #      #      #   #  #   #   #      #
+       #           #      #   #  #   #  #   #  #   #  #      #      #   #  #   #   #   #  #
+      #       #     ###   #   #  ####    ###   ####   #####  #       ###   #   #  ###   ##
+
+
+K      L      M      N      O      P      Q      R      S      T      U      V      W      X
+#   #  #      #   #  #   #   ###   ####    ###   ####    ####  #####  #   #  #   #  #   #  #   #
+#  #   #      ## ##  ##  #  #   #  #   #  #   #  #   #  #        #    #   #  #   #  #   #  #   #
+# #    #      # # #  # # #  #   #  #   #  #   #  #   #  #        #    #   #  #   #  #   #   # #
+##     #      # # #  #  ##  #   #  ####   #   #  ####    ###     #    #   #   # #   # # #    #
+# #    #      #   #  #   #  #   #  #      # # #  # #        #    #    #   #   # #   # # #   # #
+#  #   #      #   #  #   #  #   #  #      #  #   #  #       #    #    #   #   # #   ## ##  #   #
+#   #  #####  #   #  #   #   ###   #       ## #  #   #  ####     #     ###     #    #   #  #   #
+
+
+Y      Z      [    \      ]    ^      _      `   a      b      c     d      e      f
+#   #  #####  ###  #      ###    #           #          #                #           ##
+#   #      #  #    #        #   # #           #         #                #          #
+ # #      #   #     #       #  #   #              ###   ####    ###   ####   ###   ###
+  #      #    #      #      #                        #  #   #  #     #   #  #   #   #
+  #     #     #       #     #                     ####  #   #  #     #   #  #####   #
+  #    #      #        #    #                    #   #  #   #  #     #   #  #       #
+  #    #####  ###      #  ###         #####       ####  ####    ###   ####   ####   #
+
+
+g      h      i  j    k     l   m        n      o      p      q      r     s     t
+       #      #    #  #     #                                                     #
+       #              #     #                                                     #
+ ####  ####   #    #  #  #  #   ### ##   ####    ###   ####    ####  # ##   ###  ####
+#   #  #   #  #    #  # #   #   #  #  #  #   #  #   #  #   #  #   #  ##    #      #
+#   #  #   #  #    #  ##    #   #  #  #  #   #  #   #  #   #  #   #  #      ##    #
+#   #  #   #  #    #  # #   #   #  #  #  #   #  #   #  #   #  #   #  #        #   #
+ ####  #   #  #    #  #  #   #  #  #  #  #   #   ###   ####    ####  #     ###     ##
+    #              #                                   #          #
+ ###             ##                                    #          #
+u      v      w      x      y      z     {    |  }    ~
+                                           #  #  #
+                                          #   #   #
+#   #  #   #  #   #  #   #  #   #  ####   #   #   #    #
+#   #  #   #  #   #   # #   #   #     #  #    #    #  # # #
+#   #   # #   # # #    #    #   #   ##    #   #   #      #
+#   #   # #   # # #   # #   #   #  #      #   #   #
+ ####    #     # #   #   #   ####  ####    #  #  #
+                                #             #
+                             ###              #
+"""
+GLYPH_LINES = 9
+BASELINE = 7                            # lines of dots above it
+
+
+def read_font(text):
+    """Return {letter: (width in dots, strokes)}; a stroke joins two dots (x, y, x, y)."""
+    lines, font = text.strip("\n").split("\n"), {" ": (3, [])}
+    for at in range(0, len(lines), 1 + GLYPH_LINES):
+        head = lines[at]
+        starts = [i for i, letter in enumerate(head) if letter != " "]
+        ends = [start - 2 for start in starts[1:]] + [None]
+        for start, end in zip(starts, ends):
+            dots = {(x, y) for y, line in enumerate(lines[at + 1:at + 1 + GLYPH_LINES])
+                    for x, dot in enumerate(line[start:end]) if dot == "#"}
+            font[head[start]] = 1 + max(x for x, _ in dots), strokes(dots)
+    return font
+
+
+def strokes(dots):
+    """Return the strokes between neighbouring dots; a lone dot is a stroke of no length.
+
+    Diagonal neighbours are joined where no dot beside them joins them already.
+    """
+    found, joined = [], set()
+    for x, y in sorted(dots):
+        for dx, dy in ((1, 0), (0, 1), (1, 1), (1, -1)):
+            other = (x + dx, y + dy)
+            if other in dots and not (dx and dy and {(x + dx, y), (x, y + dy)} & dots):
+                found.append((x, y, *other))
+                joined |= {(x, y), other}
+    return found + [(x, y, x, y) for x, y in sorted(dots - joined)]
+
+
+FONT = read_font(FONT_DOTS)
+
+
+def from_stroke(x, y, stroke):
+    """Return the distance of a point from a stroke."""
+    ax, ay, bx, by = stroke
+    dx, dy = bx - ax, by - ay
+    length = dx * dx + dy * dy
+    t = max(0.0, min(1.0, ((x - ax) * dx + (y - ay) * dy) / length)) if length else 0.0
+    return math.hypot(x - ax - t * dx, y - ay - t * dy)
+
+
+class Canvas:
+    """An image of RGB bytes, drawn on from the top left; colours are (r, g, b)."""
+
+    def __init__(self, width, height, colour):
+        self.width, self.height = width, height
+        self.rgb = bytearray(bytes(colour) * (width * height))
+        self.glyphs = {}
+
+    def blend(self, x, y, colour, cover):
+        """Put a colour over `cover`, 0 to 1, of one pixel."""
+        if 0 <= x < self.width and 0 <= y < self.height:
+            at = 3 * (y * self.width + x)
+            for i, c in enumerate(colour):
+                self.rgb[at + i] = round(self.rgb[at + i] + cover * (c - self.rgb[at + i]))
+
+    def fill(self, x, y, width, height, colour):
+        """Fill a rectangle whose right side may lie inside a pixel."""
+        whole = int(width)
+        for line in range(y, y + height):
+            at = 3 * (line * self.width + x)
+            self.rgb[at:at + 3 * whole] = bytes(colour) * whole
+            if width > whole:
+                self.blend(x + whole, line, colour, width - whole)
+
+    def glyph(self, letter, dot, weight):
+        """Return (pixels, advance) of a letter; pixels: [(x, y, cover)].   dot, weight: pixels"""
+        key = letter, dot, weight
+        if key not in self.glyphs:
+            width, lines = FONT.get(letter, FONT["?"])
+            pixels = []
+            for y in range(-1, math.ceil(GLYPH_LINES * dot) + 1):
+                for x in range(-1, math.ceil(width * dot) + 1):
+                    # Dots are the middles of their squares.
+                    u, v = (x + 0.5) / dot - 0.5, (y + 0.5) / dot - 0.5
+                    near = min((from_stroke(u, v, s) for s in lines), default=math.inf) * dot
+                    cover = min(1.0, weight / 2 - near + 0.5)
+                    if cover > 0:
+                        pixels.append((x, y, cover))
+            self.glyphs[key] = pixels, (width + 1.5) * dot
+        return self.glyphs[key]
+
+    def text_width(self, text, height):
+        return sum(self.glyph(c, height / BASELINE, height / 7)[1] for c in text)
+
+    def text(self, x, y, text, height, colour, align="left", bold=False):
+        """Write text whose capitals stand `height` pixels high on y; align: of x."""
+        dot, weight = height / BASELINE, height / (5.5 if bold else 7.5)
+        letters = [self.glyph(c, dot, weight) for c in text]
+        width = sum(advance for _, advance in letters)
+        x -= {"left": 0, "right": width, "middle": width / 2}[align]
+        for pixels, advance in letters:
+            for px, py, cover in pixels:
+                self.blend(round(x) + px, y - height + py, colour, cover)
+            x += advance
+
+    def png(self):
+        """Return the image as the bytes of a PNG file."""
+        def chunk(kind, data):
+            body = kind + data
+            return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+        stride = 3 * self.width
+        rows = b"".join(b"\0" + self.rgb[at:at + stride]       # 0: no filter
+                        for at in range(0, len(self.rgb), stride))
+        head = struct.pack(">IIBBBBB", self.width, self.height, 8, 2, 0, 0, 0)
+        return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) \
+            + chunk(b"IDAT", zlib.compress(bytes(rows), 9)) + chunk(b"IEND", b"")
+
+
+INK, SOFT, RULE, PAPER = (28, 32, 40), (110, 118, 130), (226, 229, 234), (255, 255, 255)
+COLOURS = {"python": (150, 158, 172), "native": (20, 120, 200), "peer": (214, 126, 44)}
+
+
+class Bar(NamedTuple):
+    """One line of the chart."""
+    label: str
+    detail: str
+    ms: float
+    kind: str                           # of COLOURS
+    remark: str
+
+
+def bars(results):
+    """Return the chart's bars: the ladder, then the peers where they decoded."""
+    made = []
+    for rung in results["ladder"]:
+        ms = rung["token_ms"]["median"]
+        remark = f"{short(1000 / ms)} tokens/s"
+        if rung["estimated"]:
+            remark += ", estimated"
+        if rung["factor"]:
+            remark += f"   x {short(rung['factor'])}"
+        threads = f"{rung['threads']} thread" + "s" * (rung["threads"] > 1)
+        made.append(Bar(rung["title"], f"{rung['isa']}, {threads}", ms,
+                        "python" if rung["device"] == "python" else "native", remark))
+    for peer in results["peers"]:
+        found = peer["figures"].get("decode_tok_s")
+        if found:
+            speed = found["theirs"]["median"]
+            made.append(Bar(peer["name"], f"peer, {peer['threads']} threads", 1000 / speed, "peer",
+                            f"{short(speed)} tokens/s"))
+    return made
+
+
+def axis(values):
+    """Return (function from a value to 0..1, ticks): logarithmic where values differ tenfold."""
+    low, high = min(values), max(values)
+    if high <= 10 * low:
+        step = 10 ** math.floor(math.log10(high))
+        step = next(s for s in (step / 5, step / 2, step, 2 * step) if high / s <= 6)
+        end = step * math.ceil(high / step)
+        return lambda v: v / end, [step * i for i in range(math.ceil(high / step) + 1)]
+    first, last = math.floor(math.log10(low) - 0.2), math.ceil(math.log10(high))
+    return (lambda v: (math.log10(v) - first) / (last - first),
+            [10.0 ** e for e in range(first, last + 1)])
+
+
+def tick_text(ms):
+    """Return a tick's milliseconds as a person would say them."""
+    return f"{ms / 1000:,.6g} s" if ms >= 1000 else f"{ms:,.6g} ms" if ms >= 0.1 or ms == 0 \
+        else f"{ms * 1000:,.6g} us"
+
+
+WIDTH, HEIGHT = 1200, 800
+CHART_LEFT, CHART_RIGHT, CHART_TOP, CHART_BOTTOM = 290, 950, 150, 716
+
+
+def picture(results):
+    """Return latency_comparison.png: milliseconds per token, a bar for each rung and peer."""
+    canvas, lines = Canvas(WIDTH, HEIGHT, PAPER), bars(results)
+    model, machine = results["model"], results["machine"]
+    canvas.text(40, 62, "Time for one token", 28, INK, bold=True)
+    canvas.text(40, 94, f"{model['name']}, {count(model['weights'])} weights, {model['types']}",
+                14, SOFT)
+    place, ticks = axis([bar.ms for bar in lines])
+    scale = "logarithmic scale" if ticks[0] else "linear scale"
+    canvas.text(WIDTH - 40, 62, f"shorter is faster, {scale}", 14, SOFT, "right")
+    width = CHART_RIGHT - CHART_LEFT
+    for tick in ticks:
+        x = round(CHART_LEFT + width * place(tick))
+        canvas.fill(x, CHART_TOP - 12, 1, CHART_BOTTOM - CHART_TOP + 12, RULE)
+        canvas.text(x, CHART_TOP - 20, tick_text(tick), 12, SOFT, "middle")
+    step = (CHART_BOTTOM - CHART_TOP) / max(1, len(lines))
+    thick = min(44, round(step * 0.62))
+    for i, bar in enumerate(lines):
+        top = round(CHART_TOP + step * i + (step - thick) / 2)
+        length = max(3.0, width * place(bar.ms))
+        canvas.fill(CHART_LEFT, top, length, thick, COLOURS[bar.kind])
+        middle = top + thick // 2
+        canvas.text(CHART_LEFT - 16, middle - 2, bar.label, 14, INK, "right", bold=True)
+        canvas.text(CHART_LEFT - 16, middle + 17, bar.detail, 11, SOFT, "right")
+        label = duration(bar.ms / 1000)
+        if length > canvas.text_width(label, 15) + 30:
+            canvas.text(round(CHART_LEFT + length) - 12, middle + 7, label, 15, PAPER, "right",
+                        bold=True)
+            after = 0
+        else:
+            canvas.text(round(CHART_LEFT + length) + 12, middle + 7, label, 15, INK, bold=True)
+            after = canvas.text_width(label, 15) + 18
+        x = round(CHART_LEFT + length + after) + 12
+        end = min(x + round(canvas.text_width(bar.remark, 13)), WIDTH - 1)
+        canvas.fill(x, middle - 8, end - x, 16, PAPER)          # over the rules
+        canvas.text(x, middle + 6, bar.remark, 13, SOFT)
+    canvas.fill(CHART_LEFT, CHART_TOP - 12, 2, CHART_BOTTOM - CHART_TOP + 12, INK)
+    x = 40
+    for kind, title in (("python", "plain Python"), ("native", "machine code written by Python"),
+                        ("peer", "another engine")):
+        if any(bar.kind == kind for bar in lines):
+            canvas.fill(x, HEIGHT - 58, 14, 14, COLOURS[kind])
+            canvas.text(x + 22, HEIGHT - 45, title, 13, INK)
+            x += 22 + round(canvas.text_width(title, 13)) + 30
+    canvas.text(40, HEIGHT - 18, f"{machine['processor']}, {machine['cores']} cores, Python "
+                f"{machine['python']}" + (", on a noisy machine" if results["warning"] else ""),
+                12, SOFT)
+    return canvas.png()
+
+
+# ---------------------------------------------------------------------------------------
+# 8. The command
+
+def build_parser():
+    """Return the argparse parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="bench.py", description="Measure kshipra on this machine: the ladder from plain "
+        "Python to machine code, memory, limits, other engines.")
+    add = parser.add_argument
+    add("-m", "--model", metavar="PATH", help="GGUF file (default: the model in kshipra.py)")
+    add("--shape", metavar="NAME:TYPE", help="random weights in the shape of "
+        + ", ".join(SHAPES) + "; TYPE: Q4_K_M, Q8_0 ... (default: Q4_0)")
+    for option, field in (("--hidden-dim", "hidden"), ("--n-layers", "n_layers"),
+                          ("--n-heads", "n_heads"), ("--n-kv-heads", "n_kv_heads"),
+                          ("--ffn-dim", "ffn"), ("--vocab-size", "n_vocab")):
+        add(option, type=int, metavar="N", dest=field, help=f"{field} of the shape")
+    add("--keep", metavar="PATH", help="write the shape's file there and keep it")
+    add("-p", "--prompt", default="Once upon a time", metavar="TEXT",
+        help="(default: Once upon a time)")
+    add("--prompt-tokens", type=int, metavar="N", help="N arbitrary tokens as the prompt")
+    add("-n", "--max-tokens", type=int, default=48, metavar="N",
+        help="tokens to generate on each rung (default: 48)")
+    add("-t", "--threads", type=int, metavar="N", help="threads (default: all that pay)")
+    add("--rung", action="append", choices=RUNGS, metavar="NAME",
+        help="only this rung, may be given several times: " + ", ".join(RUNGS))
+    add("--no-ladder", action="store_true", help="measure peers only")
+    add("--repeats", type=int, default=3, metavar="N", help="runs of each (default: 3)")
+    add("--budget", type=float, default=8.0, metavar="S",
+        help="seconds for a rung, more or less (default: 8)")
+    add("--batch", type=int, action="append", default=[], metavar="N",
+        help="also decode N texts side by side on the uppermost rung")
+    add("--peers", action="append", choices=PEERS, metavar="NAME",
+        help="only this peer, may be given several times: " + ", ".join(PEERS))
+    add("--no-peers", action="store_true", help="leave the other engines out")
+    add("--peer-python", action="append", metavar="PATH", default=[],
+        help="interpreter that has peers installed, may be given several times (default: this one)")
+    add("--prefill", type=int, default=512, metavar="N",
+        help="tokens that peers and we read (default: 512)")
+    add("--decode", type=int, default=128, metavar="N",
+        help="tokens that peers and we decode (default: 128)")
+    add("--out", default="results", metavar="DIR",
+        help="where results.md, results.json and latency_comparison.png go (default: results)")
+    add("--compare", nargs=2, metavar=("A.json", "B.json"),
+        help="measure nothing; print what changed from A to B and name what got worse")
+    return parser
+
+
+def progress_line(stream=None):
+    """Return say(text), which shows what runs now on a terminal's last line."""
+    stream = stream or sys.stderr
+
+    def say(text):
+        if stream.isatty():
+            stream.write("\r\x1b[K" + text[:78])
+            stream.flush()
+    return say
+
+
+def model_facts(path, name):
+    """Return the "model" part of the results."""
+    checkpoint = kshipra.open_checkpoint(path)
+    tensors, numbers = checkpoint.tensors.values(), checkpoint
+    numbers = checkpoint.metadata if isinstance(checkpoint, kshipra.GGUF) else checkpoint.config
+    matrices = [t for t in tensors if len(t.shape) > 1]
+    by_type = {}
+    for t in matrices:
+        by_type[t.format.name] = by_type.get(t.format.name, 0) + t.n_bytes
+    types = sorted(by_type, key=by_type.get, reverse=True)
+    return {"name": name, "architecture": str(numbers.get("general.architecture")
+                                              or numbers.get("model_type")),
+            "weights": sum(t.size for t in tensors),
+            "file_mb": round(sum(t.n_bytes for t in tensors) / 1e6, 1), "types": " ".join(types)}
+
+
+def prompt_ids(path, args):
+    """Return the prompt's tokens."""
+    if args.prompt_tokens:
+        return [1 + i % 200 for i in range(args.prompt_tokens)]
+    return kshipra.tokenizer_of(kshipra.open_checkpoint(path)).encode(args.prompt)
+
+
+def chosen_rungs(args):
+    """Return the Rungs to measure, refusing those that cannot run here."""
+    names = args.rung or default_rungs()
+    rungs = [RUNGS[name] for name in names]
+    for i, rung in enumerate(rungs):
+        if rung.device not in kshipra.DEVICES:
+            raise KshipraError(f"rung {rung.name} needs device {rung.device!r}; this kshipra.py "
+                               f"has {', '.join(kshipra.DEVICES)}")
+        if rung.threads is None and args.threads:
+            rungs[i] = rung._replace(threads=args.threads)
+    return rungs
+
+
+def ladder_results(args, path, prompt, place, results, say):
+    """Fill in "ladder", "batches", "profile" and "ceilings"."""
+    rungs = chosen_rungs(args)
+    paths = {"file": path}
+    ctx_size = results["work"]["ctx_size"]
+    settings = {"budget_s": args.budget, "repeats": args.repeats}
+    for i, rung in enumerate(rungs):
+        if rung.weights == "f32" and "f32" not in paths:
+            say("dequantizing the weights to a file of float32")
+            paths["f32"] = os.path.join(place, "float32.gguf")
+            float_copy(path, paths["f32"])
+        results["ladder"].append(measure_rung(
+            rung, paths, prompt, args.max_tokens, ctx_size, settings,
+            lambda text: say(f"rung {i + 1} of {len(rungs)}, {text}")))
+    add_factors(results["ladder"])
+    refuse_different_tokens(results["ladder"])
+    top = rungs[-1]
+    if results["ladder"][-1]["estimated"]:
+        return
+    say("the profile")
+    longest = max([1] + args.batch)
+    job = {**top._asdict(), "path": paths[top.weights], "ctx_size": longest * ctx_size,
+           "page_size": 64}
+    with Process(sys.executable, open_rung, job) as process:
+        for phase in process.ask("profile", prompt=prompt, n=min(16, args.max_tokens)):
+            results["profile"].append({**phase, "rung": top.name})
+        for n in args.batch:
+            say(f"{n} side by side")
+            speeds = [process.ask("batch", prompt=prompt, n=args.max_tokens, n_sequences=n)
+                      for _ in range(args.repeats)]
+            results["batches"].append({"rung": top.name, "sequences": n, "tok_s": figure(speeds)})
+    if top.device != "python":
+        say("the limits of this machine")
+        with Process(sys.executable, open_ceilings, {"threads": args.threads}) as process:
+            results["ceilings"] = process.ask("ceilings")
+
+
+def open_ceilings(job):
+    """Serve the limits of this machine; a process of its own, since they take a lot of memory."""
+    return {"ceilings": lambda: kshipra.ceilings(job["threads"])}
+
+
+def peer_results(args, path, prompt, results, say):
+    """Fill in "peers" and "skipped"."""
+    found, results["skipped"] = find_peers(args.peers or PEERS, args.peer_python or [sys.executable])
+    if not found:
+        return
+    if path is None:
+        results["skipped"].append(" and ".join(found) + " skipped: the model inside kshipra.py is "
+                                  "no file to give them; take --model or --shape")
+        return
+    device = "native" if "native" in kshipra.DEVICES else "python"
+    n_ctx = kshipra.Hparams(kshipra.open_checkpoint(path)).n_ctx
+    prefill, decode = min(args.prefill, n_ctx - 1), min(args.decode, n_ctx - 6)
+    results["peers"] = measure_peers(found, path, device, args.threads or usable_cores(), prompt,
+                                     prefill, decode, args.repeats, say)
+
+
+def measure(args, path, name, place, say):
+    """Return the results of everything that was asked for.   place: directory for large files"""
+    prompt = prompt_ids(path, args)
+    ctx_size = -(-(len(prompt) + args.max_tokens) // 64) * 64
+    results = {
+        "schema": SCHEMA_NAME, "when": time.strftime("%Y-%m-%d %H:%M"),
+        "machine": machine_facts(), "model": model_facts(path, name),
+        "work": {"prompt_tokens": len(prompt), "max_tokens": args.max_tokens, "ctx_size": ctx_size,
+                 "repeats": args.repeats, "budget_s": args.budget, "threads": args.threads},
+        "noise": [noise()], "warning": None, "ladder": [], "batches": [], "ceilings": None,
+        "profile": [], "peers": [], "skipped": []}
+    if not args.no_ladder:
+        ladder_results(args, path, prompt, place, results, say)
+    if not args.no_peers:
+        peer_results(args, path, prompt, results, say)
+    results["noise"].append(noise())
+    results["warning"] = noise_warning(results["noise"])
+    say("")
+    check_results(results)
+    return results
+
+
+def write_results(results, out):
+    """Write results.json, results.md and latency_comparison.png into the directory out."""
+    try:
+        os.makedirs(out, exist_ok=True)
+        with open(os.path.join(out, "results.json"), "w", encoding="utf-8") as f:
+            json.dump(results, f, indent=1)
+            f.write("\n")
+        with open(os.path.join(out, "results.md"), "w", encoding="utf-8") as f:
+            f.write(results_markdown(results))
+        if bars(results):
+            with open(os.path.join(out, "latency_comparison.png"), "wb") as f:
+                f.write(picture(results))
+    except OSError as e:
+        raise KshipraError(f"cannot be written: {e.strerror}", e.filename or out) from None
+
+
+def run(args):
+    """Do what the command line asks for; return the exit status."""
+    if args.compare:
+        table, worse = compare(*map(read_results, args.compare))
+        print(table_text(table))
+        print("\nworse: " + ("; ".join(worse) or "nothing"))
+        return 1 if worse else 0
+    for name, least in (("max_tokens", 2), ("repeats", 1), ("prefill", 1), ("decode", 2)):
+        if getattr(args, name) < least:
+            raise KshipraError(f"--{name.replace('_', '-')} is {getattr(args, name)}; {least} or "
+                               "more are needed")
+    numbers = {field: getattr(args, field) for field in Shape._fields if hasattr(args, field)}
+    say = progress_line()
+    with tempfile.TemporaryDirectory(prefix="kshipra-bench-") as place:
+        path, name = args.model, args.model and os.path.basename(args.model)
+        if args.shape or any(value is not None for value in numbers.values()):
+            if path:
+                raise KshipraError("--model and a shape exclude each other; give one of them")
+            name, kind, shape = parse_shape(args.shape or "llama", numbers)
+            path, say_name = args.keep or os.path.join(place, "shape.gguf"), f"{name}:{kind}"
+            say(f"writing {say_name}")
+            write_shape(path, name, kind, shape)
+            name = say_name
+        results = measure(args, path, name or "the model in kshipra.py", place, say)
+        write_results(results, args.out)
+    for line in headline(results):
+        print(line)
+    for table in tables(results):
+        print(table_text(table))
+    print(f"\nresults.md, results.json and latency_comparison.png are in {args.out}")
+    return 0
+
+
+def main(argv=None):
+    """Run the command line; return the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    args = build_parser().parse_args(argv)
+    try:
+        return run(args)
+    except KshipraError as e:
+        print(f"bench.py: {e}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,6 +23,7 @@ Read it, top to bottom:
     7. Model
     8. Sampling
     9. Decoding
+    11. Tools
     12. Front doors
     13. The model in the file
 
@@ -4667,7 +4668,7 @@ def _bitmask_bits(value):
     if value in (0, 2**64 - 1):
         return None
     size = 64
-    while size > 2 and (value >> size // 2) & ((1 << size // 2) - 1) == value & ((1 << size // 2) - 1):
+    while size > 2 and value >> size // 2 == value & ((1 << size // 2) - 1):
         size //= 2
         value &= (1 << size) - 1
     ones = bin(value).count("1")
@@ -4699,15 +4700,16 @@ _ACCESSES = {
     "ldr.d": ("11", 1, "01", "d"), "str.d": ("11", 1, "00", "d"),
     "ldr.q": ("00", 1, "11", "q"), "str.q": ("00", 1, "10", "q"),
 }
+_ACCESS_BYTES = {name: 16 if name[-1] == "q" else 1 << int(row[0], 2)
+                 for name, row in _ACCESSES.items()}
 
 
 def _access_rows():
     for name, (size, vector, kind, register) in _ACCESSES.items():
         verb, suffix = name.split(".")
-        n_bytes = 16 if suffix == "q" else 1 << int(size, 2)
         letter = {"b": "b", "h": "h"}.get(suffix, "w" if verb == "ldrs" else "")
         yield (name, f"{size}111{vector}01{kind} iiiiiiiiiiii nnnnn ddddd",
-               f"{verb}{letter} {register}{{d}}, [x{{n}}, #{{i*{n_bytes}}}]")
+               f"{verb}{letter} {register}{{d}}, [x{{n}}, #{{i*{_ACCESS_BYTES[name]}}}]")
         yield (name + "u", f"{size}111{vector}00{kind}0 IIIIIIIII 00 nnnnn ddddd",
                f"{verb[:2]}u{verb[2:]}{letter} {register}{{d}}, [x{{n}}, #{{I}}]")
 
@@ -4729,7 +4731,6 @@ _A64_ROWS = [
     ("mul.x",    "10011011000 mmmmm 011111 nnnnn ddddd", "mul x{d}, x{n}, x{m}"),
     ("msub.x",   "10011011000 mmmmm 1 aaaaa nnnnn ddddd", "msub x{d}, x{n}, x{m}, x{a}"),
     ("udiv.x",   "10011010110 mmmmm 000010 nnnnn ddddd", "udiv x{d}, x{n}, x{m}"),
-    ("lsl.x",    "10011010110 mmmmm 001000 nnnnn ddddd", "lsl x{d}, x{n}, x{m}"),
     ("csel.x",   "10011010100 mmmmm cccc 00 nnnnn ddddd",
      "csel x{d}, x{n}, x{m}, {_CONDITIONS[c]}"),
     ("sub.sp",   "1101000100 iiiiiiiiiiii 11111 11111", "sub sp, sp, #{i}"),
@@ -4761,7 +4762,6 @@ _A64_ROWS = [
     ("ldaxr",    "11001000010 11111 1 11111 nnnnn ddddd", "ldaxr x{d}, [x{n}]"),
     ("stlxr",    "11001000000 sssss 1 11111 nnnnn ddddd", "stlxr w{s}, x{d}, [x{n}]"),
     ("ldr.qlit", "10011100 IIIIIIIIIIIIIIIIIII ddddd", "ldr q{d}, .{4*I:+}"),
-    ("ld1r.4s",  "01001101010 00000 1100 10 nnnnn ddddd", "ld1r {{v{d}.4s}}, [x{n}]"),
     ("ld1.s",    "0q001101110 11111 100 s 00 nnnnn ddddd", "ld1 {{v{d}.s}}[{2*q+s}], [x{n}], #4"),
     ("st1.s",    "0q001101100 11111 100 s 00 nnnnn ddddd", "st1 {{v{d}.s}}[{2*q+s}], [x{n}], #4"),
     # control and the system
@@ -4770,7 +4770,6 @@ _A64_ROWS = [
     ("cbnz",     "10110101 IIIIIIIIIIIIIIIIIII ddddd", "cbnz x{d}, .{4*I:+}"),
     ("blr",      "1101011000111111000000 nnnnn 00000", "blr x{n}"),
     ("ret",      "11010110010111110000001111000000", "ret"),
-    ("yield",    "11010101000000110010000000111111", "yield"),
     ("isb",      "11010101000000110011111111011111", "isb"),
     # vectors: the bits as they are, lanes moved about
     ("mov.16b",  "01001110101 nnnnn 000111 nnnnn ddddd", "mov v{d}.16b, v{n}.16b"),
@@ -4800,7 +4799,8 @@ _A64_ROWS = [
     ("zip2.8h",  "01001110010 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.8h, v{n}.8h, v{m}.8h"),
     ("zip2.4s",  "01001110100 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.4s, v{n}.4s, v{m}.4s"),
     ("zip2.2d",  "01001110110 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.2d, v{n}.2d, v{m}.2d"),
-    ("ext.16b",  "01101110000 mmmmm 0 iiii 0 nnnnn ddddd", "ext v{d}.16b, v{n}.16b, v{m}.16b, #{i}"),
+    ("ext.16b",  "01101110000 mmmmm 0 iiii 0 nnnnn ddddd",
+     "ext v{d}.16b, v{n}.16b, v{m}.16b, #{i}"),
     ("rev64.4s", "0100111010100000000010 nnnnn ddddd", "rev64 v{d}.4s, v{n}.4s"),
     ("tbl.16b",  "01001110000 mmmmm 000000 nnnnn ddddd", "tbl v{d}.16b, {{v{n}.16b}}, v{m}.16b"),
     # float32
@@ -4891,13 +4891,13 @@ def _a64_parts(picture, text):
     found = {}
     for field in _A64_FIELD.finditer(picture):
         found.setdefault(field[1], (len(field[0]), []))[1].append(32 - field.end())
-    order = [x for part in re.findall(r"{([^{}]*)}", text) for x in re.findall(r"\b[a-zA-Z]\b", part) if x in found]
-    order = dict.fromkeys([*order, *found])             # each once
-    return int(_A64_FIELD.sub(lambda field: "0" * len(field[0]), picture), 2), {x: found[x] for x in order}
+    order = re.findall(r"\b[a-zA-Z]\b", " ".join(re.findall(r"{([^{}]*)}", text)))
+    fields = {letter: found[letter] for letter in [*order, *found] if letter in found}
+    return int(_A64_FIELD.sub(lambda field: "0" * len(field[0]), picture), 2), fields
 
 
 class _A64Words(dict):
-    """name -> function of the operands that returns the word; each is made when first asked for."""
+    """Name -> function of the operands that returns the word, made when first asked for."""
 
     pictures = {name: (picture, text) for name, picture, text in _A64_ROWS}
 
@@ -4927,14 +4927,13 @@ _W = _A64Words()
 
 
 def _constant_words(d, value):
-    """Return the words that set x_d: the first sets 16 bits and clears the others, or sets them."""
+    """Return the words that set x_d.  The first one sets 16 bits, and all others to 0 or to 1."""
     parts = [(value >> shift) & 0xFFFF for shift in (0, 16, 32, 48)]
     negative = parts.count(0xFFFF) > parts.count(0)
     idle = 0xFFFF if negative else 0
     busy = [h for h in range(4) if parts[h] != idle] or [0]
-    first = busy[0]
-    start = _W["movn"](d, parts[first] ^ 0xFFFF, first) if negative else _W["movz"](d, parts[first], first)
-    return (start, *[_W["movk"](d, parts[h], h) for h in busy[1:]])
+    first = _W["movn" if negative else "movz"](d, parts[busy[0]] ^ idle, busy[0])
+    return (first, *[_W["movk"](d, parts[h], h) for h in busy[1:]])
 
 
 def _sum_words(d, n, number):
@@ -4949,13 +4948,13 @@ def _sum_words(d, n, number):
 
 
 def _address(n, disp):
-    """Return (words, register): how to have the address x_n + disp, for those that take no more."""
+    """Return (words, register): the address x_n + disp, for instructions that add nothing."""
     return (_sum_words(16, n, disp), 16) if disp else ((), n)
 
 
 def _access(name, d, n, disp):
     """Return the words that load or store register d at x_n + disp, by way of x16 if it is far."""
-    n_bytes = 16 if name[-1] == "q" else 1 << int(_ACCESSES[name][0], 2)
+    n_bytes = _ACCESS_BYTES[name]
     if not disp % n_bytes and 0 <= disp < 4096 * n_bytes:
         return (_W[name](d, n, disp // n_bytes),)
     if -256 <= disp < 256:
@@ -4989,13 +4988,15 @@ _NEON_RECIPES = {
     "iand": "and.x d a b", "ior": "orr.x d a b", "ixor": "eor.x d a b",
     "shl": "lsl.i d a 63-b -b&63", "shr": "lsr.i d a b", "sar": "asr.i d a b",
     "min": "cmp.x a b; csel.x d a b 11", "max": "cmp.x a b; csel.x d a b 12",    # 11 lt, 12 gt
-    "load_i64": "ldr.x d *", "load_u32": "ldr.w d *", "load_u16": "ldr.h d *", "load_u8": "ldr.b d *",
-    "load_i32": "ldrs.w d *", "load_i16": "ldrs.h d *", "load_i8": "ldrs.b d *",
-    "store_i64": "str.x b *", "store_i32": "str.w b *", "store_i16": "str.h b *", "store_i8": "str.b b *",
+    "load_i64": "ldr.x d *", "store_i64": "str.x b *",
+    "load_i32": "ldrs.w d *", "load_u32": "ldr.w d *", "store_i32": "str.w b *",
+    "load_i16": "ldrs.h d *", "load_u16": "ldr.h d *", "store_i16": "str.h b *",
+    "load_i8": "ldrs.b d *", "load_u8": "ldr.b d *", "store_i8": "str.b b *",
     "pause": "isb",                             # `yield` does nothing on most processors
     # bits, parts of vectors
     "vload": "ldp.q d *", "vstore": "stp.q b *",
-    "vand": "and.16b d a b", "vor": "orr.16b d a b", "vxor": "eor.16b d a b", "vandnot": "bic.16b d b a",
+    "vand": "and.16b d a b", "vor": "orr.16b d a b",
+    "vxor": "eor.16b d a b", "vandnot": "bic.16b d b a",
     "load_i8x16": "ldr.q d0 *; movi.16b d1 0 0", "store_i8x16": "str.q b0 *",
     "load_i8x8": "ldr.d d0 *; movi.16b d1 0 0", "store_i8x8": "str.d b0 *",
     "load_f32": "ldr.s d0 *; movi.16b d1 0 0", "store_f32": "str.s b0 *",
@@ -5015,15 +5016,17 @@ _NEON_RECIPES = {
     "max_f32": "fcmgt.4s t a b; bsl.16b t a b; mov.16b d t",
     "sqrt_f32": "fsqrt.4s d a", "round_f32": "frintn.4s d a", "floor_f32": "frintm.4s d a",
     "cmp_f32": {"<": "fcmgt.4s d c a", "<=": "fcmge.4s d c a", ">": "fcmgt.4s d a c",
-                ">=": "fcmge.4s d a c", "==": "fcmeq.4s d a c", "!=": "fcmeq.4s d a c; mvn.16b d d"},
+                ">=": "fcmge.4s d a c", "==": "fcmeq.4s d a c",
+                "!=": "fcmeq.4s d a c; mvn.16b d d"},
     "i32_to_f32": "scvtf.4s d a", "f32_to_i32": "fcvtns.4s d a",
     "hadd_f32": "faddp.4s d a b",
     "hsum_f32": "faddp.4s t a0 a1; faddp.4s t t t; faddp.4s d0 t t; mov.16b d1 d0",
     # larger of (a, the other half), of (that, turned by two lanes), of (that, neighbours swapped)
     "hmax_f32": "fcmgt.4s t a0 a1; fcmgt.4s u a1 a0; bsl.16b t a0 a1; bsl.16b u a1 a0;"
                 "mov.16b d0 t; mov.16b d1 u;"
-                + "".join([f"ext.16b t {d} {d} 8; fcmgt.4s u {d} t; bif.16b {d} t u;"
-                           f"rev64.4s t {d}; fcmgt.4s u {d} t; bif.16b {d} t u;" for d in ("d0", "d1")]),
+                + "".join([f"{turned}; fcmgt.4s u {half} t; bif.16b {half} t u;"
+                           for half in ("d0", "d1")
+                           for turned in (f"ext.16b t {half} {half} 8", f"rev64.4s t {half}")]),
     "load_f16x8": "ldr.q d1 *; fcvtl.4s d0 d1; fcvtl2.4s d1 d1",
     "f16_to_f32": "fcvtl2.4s d1 a0; fcvtl.4s d0 a0",
     "load_bf16x8": "ldr.q d1 *; shll.4s d0 d1; shll2.4s d1 d1",
@@ -5082,51 +5085,67 @@ _DOT_RECIPES = {
 _PAIR = (0, 2, 4, 6, 16, 18, 20, 22, 24, 26, 28, 30, 8, 10, 12, 14)   # the low half of each vector
 
 
-def _recipe_lines(op, recipe, names):
-    """Return the Python expressions of the words of one recipe, memory operands as *calls."""
+def _recipe_source(op, recipe, names):
+    """Return the Python expressions of the words of a recipe; for memory, starred calls."""
     kinds = dict(zip(names, op.letters))
     base = next((x for x in names if kinds[x] == "i"), None)
     vectors = "".join([x for x in names if kinds[x] in "vVW"]) or "-"
-    half_name = re.compile(rf"\b([{vectors}])([01]?)\b")
+    vector = re.compile(rf"([{vectors}])([01]?)")
     steps = [step.split() for step in recipe.split(";") if step.strip()]
-    split = any(re.fullmatch(rf"[{vectors}]", token) for step in steps for token in step[1:] if "*" not in step)
-    lines = []
-    for half in "01" if split else "0":
+    by_halves = any(vector.fullmatch(token) and len(token) == 1
+                    for step in steps if step[-1] != "*" for token in step[1:])
+
+    def operand(token, half):
+        part = vector.fullmatch(token)
+        if part:
+            return part[1] if (part[2] or half) == "0" else f"({part[1]} + 1)"
+        return "(t + 1)" if token == "u" else token if token.isalnum() else f"({token})"
+
+    source = []
+    for half in "01" if by_halves else "0":
         for name, *tokens in steps:
-            tokens = [half_name.sub(lambda m: m[1] if (m[2] or half) == "0" else f"({m[1]} + 1)", token)
-                      for token in tokens]
-            tokens = ["(t + 1)" if x == "u" else f"({x})" if not x.isalnum() and x[0] != "(" else x
-                      for x in tokens]
-            if tokens and tokens[-1] == "(*)":
+            if tokens and tokens[-1] == "*":
                 access = "_access_pair" if name[2] == "p" else "_access"
-                lines.append(f"*{access}({name!r}, {tokens[0]}, {base}, {names[-1]})")
+                register = operand(tokens[0], half)
+                source.append(f"*{access}({name!r}, {register}, {base}, {names[-1]})")
             else:
-                lines.append(_W.source(name, tokens))
-    return lines
+                source.append(_W.source(name, [operand(token, half) for token in tokens]))
+    return ", ".join(source)
 
 
 def _recipe_row(name, recipe):
-    """Return the row of an operation: its function, made from the recipe, and its temporaries."""
+    """Return the row of an operation: its function, made from the recipe, and its temporaries.
+
+    For add_f32, "fadd.4s d a b", the function is
+
+        def add_f32(asm, d, a, b):
+            d = _PAIR[d]
+            a = _PAIR[a]
+            b = _PAIR[b]
+            asm.code += (0x4e20d400 | d | a << 5 | b << 16,
+                         0x4e20d400 | (d + 1) | (a + 1) << 5 | (b + 1) << 16,)
+    """
     op = OPS[name]
     names = ("d" if op.sets else "") + "abc"[:len(op.letters) - op.sets]
     choices = recipe if isinstance(recipe, dict) else {None: recipe}
-    uses_temp = any(re.search(r"\b[tu]\b", text) for text in choices.values())
-    source = [f"def {name}(asm, {', '.join(names + 't' * uses_temp)}):"]
-    for x, kind in zip(names + "t" * uses_temp, op.letters + "v"):
-        if kind in "vVW" or x == "t":
-            source.append(f"    {x} = _PAIR[{x}]")
+    temps = "t" if any(re.search(r"\bt\b", text) for text in choices.values()) else ""
+    source = [f"def {name}(asm, {', '.join(names + temps)}):"]
+    kinds = op.letters + "v" * len(temps)
+    source += [f"    {x} = _PAIR[{x}]" for x, kind in zip(names + temps, kinds) if kind in "vVW"]
     chooser = next((x for x, kind in zip(names, op.letters) if kind == "n"), None)
     for value, text in choices.items():
-        words = ", ".join(_recipe_lines(op, text, names))
+        words = _recipe_source(op, text, names)
         if value is None:
             source.append(f"    asm.code += ({words},)")
         else:
-            source += [f"    if {chooser} == {value!r}:", f"        asm.code += ({words},)", "        return"]
+            source += [f"    if {chooser} == {value!r}:",
+                       f"        asm.code += ({words},)",
+                       "        return"]
     if None not in choices:
         source.append(f"    raise ValueError(f'{name} with {{{chooser}!r}}')")
     scope = {"_PAIR": _PAIR, "_access": _access, "_access_pair": _access_pair}
     exec("\n".join(source), scope)
-    return scope[name], int(uses_temp)
+    return scope[name], len(temps)
 
 
 # The rest need a choice that is made in Python.  asm: the encoder, below.
@@ -5143,18 +5162,16 @@ def _a64_sub_imm(asm, d, a, number):
     asm.code += _sum_words(d, a, -number)
 
 
-def _a64_through_x16(name):
-    """Return the operation on a register and an int that brings the int into x16."""
-    register, _ = _recipe_row(name, _NEON_RECIPES[name])
-
+def _a64_through_x16(on_registers):
+    """Return the function of an operation with an int, which is brought into x16."""
     def function(asm, d, a, number):
         asm.code += _constant_words(16, number)
-        register(asm, d, a, 16)
+        on_registers(asm, d, a, 16)
     return function
 
 
 def _a64_logic_imm(verb):
-    """Return the and, or, xor with an int: one word where the int is a bit mask."""
+    """Return the function of and, or, xor with an int: one word where the int is a bit mask."""
     def function(asm, d, a, number):
         bits = _bitmask_bits(number)
         if bits is None:
@@ -5175,20 +5192,22 @@ def _a64_store_release(asm, base, x, disp):
 
 
 def _a64_fetch_add(asm, d, base, x, disp):
-    """Load with a claim, add, store if the claim still holds, else try again; then old = new - x."""
+    """Load and claim, add, store if the claim still holds, else try again; then old = new - x."""
     asm.code += (*_sum_words(16, base, disp),
                   _W["ldaxr"](17, 16), _W["add.x"](17, 17, x), _W["stlxr"](15, 17, 16),
                   _W["cbnz"](15, -3), _W["sub.x"](d, 17, x))
 
 
 def _a64_prefetch(asm, base, disp):
-    disp &= ~7                                          # stays in the line
-    far, base, disp = ((), base, disp) if 0 <= disp < 32768 else (_sum_words(16, base, disp), 16, 0)
-    asm.code += (*far, _W["prfm"](base, disp >> 3))
+    disp &= ~7                                          # in the same line
+    if 0 <= disp < 32768:
+        asm.code.append(_W["prfm"](base, disp >> 3))
+    else:
+        asm.code += (*_sum_words(16, base, disp), _W["prfm"](16, 0))
 
 
 def _a64_const(asm, d, data):
-    """Set a vector: a byte that repeats is part of the instruction, all else lies after the code."""
+    """A byte that repeats is part of the instruction; other constants lie after the code."""
     d, halves = _PAIR[d], (data[:16], data[16:])
     for half in (0, 1):
         part = halves[half]
@@ -5297,7 +5316,8 @@ def _a64_blend_i32(asm, d, a, b, bits):
 _SHUFFLES = {(0, 1, 2, 3): ("mov.16b",), (1, 0, 3, 2): ("rev64.4s",),
            (0, 0, 1, 1): ("zip1.4s", None), (2, 2, 3, 3): ("zip2.4s", None),
            (1, 2, 3, 0): ("ext.16b", None, 4), (2, 3, 0, 1): ("ext.16b", None, 8),
-           (3, 0, 1, 2): ("ext.16b", None, 12), (0, 1, 0, 1): ("dup.d", 0), (2, 3, 2, 3): ("dup.d", 1),
+           (3, 0, 1, 2): ("ext.16b", None, 12),
+           (0, 1, 0, 1): ("dup.d", 0), (2, 3, 2, 3): ("dup.d", 1),
            **{(i, i, i, i): ("dup.s", i) for i in range(4)}}
 
 
@@ -5364,7 +5384,7 @@ def _a64_control(compare):
         asm.jump(("top", block), how)
         asm.label(("end", block))
 
-    return (if_, 0), (while_, 0), (endwhile, 0)
+    return if_, while_, endwhile
 
 
 def _a64_else(asm, block):
@@ -5377,7 +5397,7 @@ def _a64_endif(asm, block):
 
 
 def _a64_call(asm, address, a, b, c, live):
-    """Call a C function of three arguments.  It may change x0..x17: those we need are put aside."""
+    """Call a C function of three arguments.  It may change x0..x17: put aside what is needed."""
     aside = [x for x in live if x < 15]
     aside += [15] * (len(aside) & 1)
     pairs = [(aside[i], aside[i + 1], i) for i in range(0, len(aside), 2)]
@@ -5393,20 +5413,24 @@ def _arm64_rows(has_dot):
     """Return {operation: (function, temporaries)}, made when the first kernel is encoded."""
     recipes = {**_NEON_RECIPES, **(_DOT_RECIPES if has_dot else {})}
     rows = {name: _recipe_row(name, recipe) for name, recipe in recipes.items()}
-    for name in ("mul", "min", "max"):
-        rows[name + "_imm"] = _a64_through_x16(name), 0
-    rows["if"], rows["while"], rows["endwhile"] = _a64_control(_a64_compare)
-    rows["if_imm"], rows["while_imm"], rows["endwhile_imm"] = _a64_control(_a64_compare_imm)
-    rows.update({name: (function, 0) for name, function in (
-        ("imm", _a64_imm), ("add_imm", _a64_add_imm), ("sub_imm", _a64_sub_imm),
-        ("iand_imm", _a64_logic_imm("and")), ("ior_imm", _a64_logic_imm("orr")), ("ixor_imm", _a64_logic_imm("eor")),
-        ("load_acquire", _a64_load_acquire), ("store_release", _a64_store_release),
-        ("fetch_add", _a64_fetch_add), ("prefetch", _a64_prefetch),
-        ("const", _a64_const), ("vmov", _a64_vmov), ("halves", _a64_halves), ("select", _a64_select),
-        ("load_high", _a64_load_high), ("load_f32_n", _a64_load_n), ("load_i32_n", _a64_load_n),
-        ("store_f32_n", _a64_store_n), ("store_i32_n", _a64_store_n), ("insert_i32", _a64_insert_i32),
-        ("blend_i32", _a64_blend_i32), ("shuffle_i32", _a64_shuffle_i32),
-        ("loop", _a64_loop), ("endloop", _a64_endloop), ("else", _a64_else), ("endif", _a64_endif), ("call", _a64_call))})
+    others = {
+        "imm": _a64_imm, "add_imm": _a64_add_imm, "sub_imm": _a64_sub_imm,
+        "iand_imm": _a64_logic_imm("and"), "ior_imm": _a64_logic_imm("orr"),
+        "ixor_imm": _a64_logic_imm("eor"),
+        **{name + "_imm": _a64_through_x16(rows[name][0]) for name in ("mul", "min", "max")},
+        "load_acquire": _a64_load_acquire, "store_release": _a64_store_release,
+        "fetch_add": _a64_fetch_add, "prefetch": _a64_prefetch,
+        "const": _a64_const, "vmov": _a64_vmov, "halves": _a64_halves, "select": _a64_select,
+        "load_high": _a64_load_high, "load_f32_n": _a64_load_n, "load_i32_n": _a64_load_n,
+        "store_f32_n": _a64_store_n, "store_i32_n": _a64_store_n,
+        "insert_i32": _a64_insert_i32, "blend_i32": _a64_blend_i32,
+        "shuffle_i32": _a64_shuffle_i32,
+        "loop": _a64_loop, "endloop": _a64_endloop, "else": _a64_else, "endif": _a64_endif,
+        "call": _a64_call}
+    for form, compare in (("", _a64_compare), ("_imm", _a64_compare_imm)):
+        functions = _a64_control(compare)
+        others.update(zip(("if" + form, "while" + form, "endwhile" + form), functions))
+    rows.update({name: (function, 0) for name, function in others.items()})
     rows["load_i32_at"] = _a64_load_i32_at, 1
     return rows
 
@@ -5434,13 +5458,13 @@ class Arm64:
             sp + 0 .. 127   the registers that a `call` puts aside, in a kernel that calls
             then            x19..x28, x29 and x30, d8..d15, those in use
         """
-        self.saved = []                         # (pair to store, to load, register, register)
-        keep = sorted([x for x in ints if x >= 19]) + [29, 30] * calls
-        for verb, registers in (("x", keep + [15] * (len(keep) & 1)),
-                                ("d", [q for p in vectors if 8 <= _PAIR[p] < 16
-                                       for q in (_PAIR[p], _PAIR[p] + 1)])):
-            for i in range(0, len(registers), 2):
-                self.saved.append((verb, registers[i], registers[i + 1], 16 * calls + 2 * len(self.saved)))
+        whole = sorted([x for x in ints if x >= 19]) + [29, 30] * calls
+        lows = [_PAIR[p] + half for p in vectors for half in (0, 1) if 8 <= _PAIR[p] < 16]
+        pairs = [(verb, registers[i], registers[i + 1])
+                 for verb, registers in (("x", whole + [15] * (len(whole) & 1)), ("d", lows))
+                 for i in range(0, len(registers), 2)]
+        first = 16 if calls else 0              # counted in 8 bytes
+        self.saved = [(*pair, first + 2 * i) for i, pair in enumerate(pairs)]
         self.frame_bytes = 128 * calls + 16 * len(self.saved)
         if self.frame_bytes:
             self.code.append(_W["sub.sp"](self.frame_bytes))
@@ -5469,7 +5493,8 @@ class Arm64:
         if self.constants:
             code += [0] * (-len(code) % 4)
         if len(code) + 4 * len(self.constants) >= 1 << 18:
-            raise ValueError(f"a kernel of {4 * len(code)} bytes, but arm64 jumps reach 1 MiB; unroll less")
+            raise ValueError(f"a kernel of {4 * len(code)} bytes, but arm64 jumps reach 1 MiB; "
+                             "unroll less")
         for place, label, how in self.jumps:
             distance = self.labels[label] - place
             code[place] = _W["b.if"](_CONDITION[how], distance) if how else _W["b"](distance)
@@ -5497,20 +5522,6 @@ class Arm64:
 
 
 ENCODERS["neon"] = ENCODERS["neon_dot"] = Arm64
-
-
-def _arm64_text(word):
-    """Return the text of a word: that of the first picture in the table that it fits."""
-    for name, picture, text in _A64_ROWS:
-        base, fields = _a64_parts(picture, text)
-        if word & base == base:
-            values = {}
-            for letter, (width, shifts) in fields.items():
-                value = word >> shifts[0] & ((1 << width) - 1)
-                values[letter] = value - (1 << width) if letter.isupper() and value >> (width - 1) else value
-            if _W[name](*values.values()) == word:
-                return eval("f" + repr(text), globals(), values)
-    return f".word {word:#x}"
 
 
 # ---------------------------------------------------------------------------------------
@@ -6072,13 +6083,17 @@ class Products:
     """Where emit_matvec sends codes and scales: into dot products, then into y.
 
     x: register, the record of the first block   y: f32x8, one output a lane
+    ahead: register, memory to be fetched meanwhile, a line at a time; all at once would only
+    fill the queue of outstanding reads.
     Scales of more than one sub-block wait in the scratch, and so do the dot products of more
     than two: the codes do not come in the order in which the sums must be made.
     """
 
-    def __init__(self, k, format, x, y):
-        self.k, self.format, self.x, self.y = k, format, x, y
-        self.length = stretch_of(format)
+    def __init__(self, k, format, x, y, ahead):
+        self.k, self.format, self.x, self.y, self.ahead = k, format, x, y, ahead
+        self.bias, self.length = format.codes.bias, stretch_of(format)
+        self.ahead_bytes = 8 * format.block_bytes * self.length // format.block_len
+        self.n_codes = self.n_lines = 0
         self.scales, self.dots = {}, {}
         self.many = format.scales is not None
         self.park = self.length > 64
@@ -6100,13 +6115,22 @@ class Products:
     def codes(self, i, v):
         k, sub = self.k, self.format.sub_len
         s = i // sub
+        self.fetch_ahead()
         if s not in self.dots:
-            self.dots[s] = [emit_first_sum(k, self.format, self.x, s), 0]
+            self.dots[s] = [emit_first_sum(k, self.format, self.bias, self.x, s), 0]
         dot = self.dots[s]
-        emit_dot(k, self.format, dot[0], v, self.x, i // 32 * ACT_RECORD + i % 32)
+        emit_dot(k, self.format, self.bias, dot[0], v, self.x, i // 32 * ACT_RECORD + i % 32)
         dot[1] += 4
         if self.park and dot[1] == sub:
             k.store_i32x8(k.scratch, dot[0], 32 * s)
+
+    def fetch_ahead(self):
+        """Emit the fetching of a few lines, so that a stretch of codes fetches its share."""
+        per_codes = -(-self.ahead_bytes // 64) / (self.length // 4)
+        self.n_codes += 1
+        while self.n_lines < self.n_codes * per_codes:
+            self.k.prefetch(self.ahead, 64 * self.n_lines)
+            self.n_lines += 1
 
     def finish(self):
         """Emit the float steps of one stretch, in order."""
@@ -6119,7 +6143,8 @@ class Products:
             else:
                 scale, low = self.scales[s]
             emit_add_dot(k, self.y, dot, scale, low, self.x, s * sub, sub)
-        self.dots = {}
+        self.dots, self.n_codes, self.n_lines = {}, 0, 0
+        k.add(self.ahead, self.ahead_bytes, to=self.ahead)
         k.add(self.x, self.length // 32 * ACT_RECORD, to=self.x)
         if self.many:
             k.add(self.place, 64 * (self.length // sub), to=self.place)
@@ -6128,22 +6153,28 @@ class Products:
 PARKED = 256                            # scratch: 8 dot products, then the scales
 
 
-def emit_first_sum(k, format, x, s, disp=0):
+def is_int8(format):
+    """Whether the codes fill their bytes, and so have a sign; all others are biased."""
+    return format.codes.low[0][3] == 8
+
+
+def emit_first_sum(k, format, bias, x, s, disp=0):
     """Return what a dot product of sub-block s starts from: less its bias times the codes of x.
 
-    The bias is a power of two; the record holds the sum of the codes, negative.
+    bias: a power of two, or 0   The record, at x + disp for s = 0, holds the sum of the codes,
+    negative, so it is this sum shifted.
     """
-    if not format.codes.bias:
+    if not bias:
         return k.zero_i32x8()
     at = s * format.sub_len
     minus = ACT_MINUS[format.sub_len][at % 32 // format.sub_len]
-    return k.broadcast_i32x8(x, disp + at // 32 * ACT_RECORD + minus) << (
-        format.codes.bias.bit_length() - 1)
+    record = disp + at // 32 * ACT_RECORD
+    return k.broadcast_i32x8(x, record + minus) << (bias.bit_length() - 1)
 
 
-def emit_dot(k, format, dot, v, x, disp):
+def emit_dot(k, format, bias, dot, v, x, disp):
     """Emit dot += the products of v's codes and the four activation codes at x + disp."""
-    if format.codes.low[0][3] == 8:
+    if is_int8(format) and not bias:
         k.dot4_ss(dot, v, k.broadcast_i32x8(x, disp))
     else:
         k.dot4_us_m(dot, v, x, disp)
@@ -6175,24 +6206,20 @@ def emit_matvec(k, format, n_in, lanes=8):
     n_rows and y_stride are there to have emit_matmul's arguments.
     """
     n_out, chunk_rows = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")[3:5]
-    row_bytes, block_bytes = format.n_bytes(n_in), format.block_bytes
+    row_bytes = format.n_bytes(n_in)
     steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
     row = k.chunk * chunk_rows
     end = k.min(row + chunk_rows, n_out)
     with k.while_(row, "<", end):
         first = k.min(row, emit_reload(k, "n_out") - lanes)
         base = emit_reload(k, "w") + first * row_bytes
-        ahead = base + 8 * row_bytes
-        out = Products(k, format, emit_reload(k, "x"), k.zero_f32x8())
+        out = Products(k, format, emit_reload(k, "x"), k.zero_f32x8(), base + 8 * row_bytes)
         block = EightRuns(k, base, steps)
         with k.loop(n_in // format.block_len):
-            for line in range(0, 8 * block_bytes, 64):
-                k.prefetch(ahead, line)
             out.start()
             emit_scales(k, format, block, out.keep)
             emit_codes(k, format, block, out)
-            base += block_bytes
-            ahead += 8 * block_bytes
+            base += format.block_bytes
         first = k.min(row, emit_reload(k, "n_out") - lanes)
         emit_store_lanes(k, emit_reload(k, "y") + (first << 2), out.y, lanes)
         row += 8
@@ -6229,10 +6256,13 @@ def matmul_scratch_bytes(format, n_in, chunk_rows):
 
 
 class Panel:
-    """Where codes and scales are sent to be kept: the record at register `at` and those after it."""
+    """Where codes and scales are sent to be kept: the record at register `at` and those after it.
 
-    def __init__(self, k, format, at):
-        self.k, self.format, self.at = k, format, at
+    bias: what the kept codes are more than the true ones, see emit_matmul.
+    """
+
+    def __init__(self, k, format, at, bias):
+        self.k, self.format, self.at, self.bias = k, format, at, bias
         self.record_bytes = panel_record_bytes(format)
 
     def keep(self, s, scale, low):
@@ -6244,22 +6274,24 @@ class Panel:
             self.k.store_f32x8(self.at, low, disp + 32)
 
     def codes(self, i, v):
+        if self.bias == 128:
+            v = self.k.xor(v, self.k.const_i8x32(-128).i32)
         self.k.store_i32x8(self.at, v, i // 32 * self.record_bytes + i % 32 * 8)
 
     def finish(self):
         self.k.add(self.at, stretch_of(self.format) // 32 * self.record_bytes, to=self.at)
 
 
-def emit_panel(k, format, block, n_blocks, at):
+def emit_panel(k, format, block, n_blocks, at, bias):
     """Emit the unpacking of n_blocks blocks of eight runs into the panel at register `at`."""
-    out = Panel(k, format, at)
+    out = Panel(k, format, at, bias)
     with k.loop(n_blocks):
         emit_scales(k, format, block, out.keep)
         emit_codes(k, format, block, out)
         k.add(block.base, format.block_bytes, to=block.base)
 
 
-def emit_tile(k, format, n_in, panel, x, x_step, n_columns):
+def emit_tile(k, format, bias, n_in, panel, x, x_step, n_columns):
     """Return y, an f32x8 for each of n_columns rows of activations: the panel times those rows.
 
     panel, x: registers, which move: the first records   x_step: bytes from block to block
@@ -6268,11 +6300,12 @@ def emit_tile(k, format, n_in, panel, x, x_step, n_columns):
     y = [k.zero_f32x8() for _ in range(n_columns)]
     with k.loop(n_in // 32):
         for s in range(32 // sub):
-            dots = [emit_first_sum(k, format, x, s, ACT_RECORD * c) for c in range(n_columns)]
+            dots = [emit_first_sum(k, format, bias, x, s, ACT_RECORD * c)
+                    for c in range(n_columns)]
             for i in range(s * sub, (s + 1) * sub, 4):
                 v = k.load_i32x8(panel, 8 * i)
                 for c, dot in enumerate(dots):
-                    emit_dot(k, format, dot, v, x, ACT_RECORD * c + i)
+                    emit_dot(k, format, bias, dot, v, x, ACT_RECORD * c + i)
             at = 256 + s * _scales_bytes(format)
             scale = k.load_f32x8(panel, at)
             for c, dot in enumerate(dots):
@@ -6286,23 +6319,26 @@ def emit_tile(k, format, n_in, panel, x, x_step, n_columns):
 TILES = (ACT_GROUP, 4, 2, 1)            # rows of activations at a time; 6 fill the registers
 
 
-def emit_matmul(k, format, n_in, lanes=8):
+def emit_matmul(k, format, n_in, lanes=8, full_u8=False):
     """Emit matmul_naive for all rows of activations and rows chunk * chunk_rows ... of w.
 
     w: packed rows of n_in weights   x: records (n_in / 32, n_rows)   y: f32, rows y_stride
     bytes apart.  chunk_rows: a multiple of 8.  scratch: matmul_scratch_bytes.
     lanes: 8, or n_out if that is less; then the surplus lanes repeat the last row.
+    full_u8: whether dot4_us is right for bytes up to 255, as in VNNI; then int8 codes are kept
+    as code + 128, which spares their signs' special handling.
     """
     n_out, chunk_rows = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")[3:5]
     row_bytes = format.n_bytes(n_in)
     steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
+    bias = 128 if is_int8(format) and full_u8 else format.codes.bias
     row = k.chunk * chunk_rows
     end = k.min(row + chunk_rows, n_out)
     panel = k.copy(k.scratch)
     with k.while_(row, "<", end):
         first = k.min(row, emit_reload(k, "n_out") - lanes)
         block = EightRuns(k, emit_reload(k, "w") + first * row_bytes, steps)
-        emit_panel(k, format, block, n_in // format.block_len, panel)
+        emit_panel(k, format, block, n_in // format.block_len, panel, bias)
         row += 8
     x, y, rows_left = [emit_reload(k, name) for name in ("x", "y", "n_rows")]
     group_step = k.rem(rows_left, k.imm(ACT_GROUP)) << 6
@@ -6316,7 +6352,7 @@ def emit_matmul(k, format, n_in, lanes=8):
             k.mov(panel, k.scratch)
             k.mov(row, k.chunk * emit_reload(k, "chunk_rows"))
             with k.while_(row, "<", end):
-                tile = emit_tile(k, format, n_in, panel, k.copy(x), x_step, n_columns)
+                tile = emit_tile(k, format, bias, n_in, panel, k.copy(x), x_step, n_columns)
                 out = y + (k.min(row, emit_reload(k, "n_out") - lanes) << 2)
                 y_stride = emit_reload(k, "y_stride")
                 for v in tile:
@@ -6434,7 +6470,7 @@ def emit_embed(k, format, n_in):
         first = k.min(done, n_blocks - lanes)
         block = EightRuns(k, w + first * format.block_bytes,
                           [i * format.block_bytes for i in steps])
-        emit_panel(k, format, block, 1, k.copy(k.scratch))
+        emit_panel(k, format, block, 1, k.copy(k.scratch), format.codes.bias)
         emit_decode(k, format, k.copy(k.scratch), y + first * (4 * block_len),
                     [4 * block_len * i for i in steps])
         done += 8
@@ -6448,17 +6484,19 @@ def emit_decode(k, format, panel, y, steps):
             at = 256 + s * _scales_bytes(format)
             scale = k.load_f32x8(panel, at)
             low = k.load_f32x8(panel, at + 32) if format.m_off is not None else None
-            for i in range(s * sub, (s + 1) * sub, 4):
-                v = k.load_i32x8(panel, 8 * i)
-                floats = [k.i32_to_f32(emit_byte(k, v, j, format.codes)) * scale
-                          for j in range(4)]
+            codes = panel + 8 * sub * s
+            with k.loop(sub // 4):
+                v = k.load_i32x8(codes)
+                floats = [k.i32_to_f32(emit_byte(k, v, i, format.codes)) * scale
+                          for i in range(4)]
                 if low:
                     floats = [f + low for f in floats]
                 for lane, f in enumerate(emit_turn(k, [f.i32 for f in floats])):
-                    k.store_i8x16(y, f, steps[lane] + 4 * i)
-                    k.store_i8x16(y, k.halves(f, f, 1, 1), steps[lane + 4] + 4 * i)
+                    k.store_i8x16(y, f, steps[lane])
+                    k.store_i8x16(y, k.halves(f, f, 1, 1), steps[lane + 4])
+                codes += 32
+                y += 16
         panel += panel_record_bytes(format)
-        y += 128
 
 
 # ---------------------------------------------------------------------------------------
@@ -7417,15 +7455,19 @@ def emit_compact(k):
 # it works on lie in fixed buffers that are filled in before a run.
 
 LINE_BYTES, COUNTER_BYTES = 32, 64      # a counter has a cache line to itself
+STAMP_OFF = 16                          # where in a counter's line the time stands, if asked for
 SPINS = 2000                            # looks at a barrier before giving way to the system
 
 
-def emit_run(k):
+def emit_run(k, clock=None):
     """Run a program's table, together with n_threads - 1 other threads doing the same.
 
     table: lines   n_lines: how many   counters: one for each line, zero at the start
     arrived: i64, zero at the start; how many threads have come to barriers so far
     give_way: address of a function of the system that lets other threads run
+    clock: None, or (address, first argument or None) of a function that writes the time to
+    where its next argument points: it is called after each line, for the place behind the
+    line's counter, and the last thread to get there has the say
     """
     table, n_lines, counters, arrived, n_threads, give_way = k.args(
         "table", "n_lines", "counters", "arrived", "n_threads", "give_way")
@@ -7448,6 +7490,10 @@ def emit_run(k):
                 with k.if_(spins, ">", SPINS):
                     k.call(give_way, args, chunk, k.scratch)
                 k.load_acquire(arrived, to=here)
+        if clock:
+            function, first = clock
+            stamp = counters + STAMP_OFF
+            k.call(k.imm(function), stamp if first is None else k.imm(first), stamp, k.scratch)
         table += LINE_BYTES
         counters += COUNTER_BYTES
 
@@ -7481,10 +7527,10 @@ class Team:
             threading.Thread(target=self._work, args=(i,), daemon=True).start()
 
     def _work(self, i):
-        run, scratch = self.run_kernel, self.scratch[i + 1].address
+        scratch = self.scratch[i + 1].address
         while True:
             self.go[i].acquire()
-            run(self.args, 0, scratch)
+            self.run_kernel(self.args, 0, scratch)
             self.done.release()
 
     def run_alone(self, program):
@@ -7534,10 +7580,11 @@ class Program:
 
     arena: Memory for the activations; when it is too small, recording goes on for the sake of
     `peak_bytes`, and is then done again in a larger one.
+    calls: what each line is, (emit, parameters, fields, n_chunks), until the record is kept
     """
 
     def __init__(self, arena):
-        self.arena, self.lines, self.keep = arena, [], []
+        self.arena, self.lines, self.keep, self.calls = arena, [], [], []
         self.holes, self.end, self.peak_bytes = [], 0, 0
         self.reads, self.writes = [], []            # (address, end) touched since the last barrier
 
@@ -7736,6 +7783,7 @@ class Native:
             address, k = self.kernel(emit, *parameters)
             self.program.line(address, n_chunks, [b.span for b in reads],
                               [b.span for b in writes], k.args_array(**fields))
+            self.program.calls.append((emit, parameters, fields, n_chunks))
 
     def buffer(self, n_rows, n):
         return Buffer(self.program, n_rows, n, 4 * n_rows * n)
@@ -7902,12 +7950,33 @@ class Native:
         program = self.programs.get(key)
         if program is None:
             program = self.record(forward, model, batch)
+            program.calls = None
             if len(self.programs) == KEPT_PROGRAMS:
                 del self.programs[next(iter(self.programs))]
             self.programs[key] = program
         self.fill(batch)
         self.team.run(program)
         return self.logits(program)
+
+    def timed_run(self, forward, model, batch):
+        """Return (logits, [(emit, parameters, fields, n_chunks, seconds)]): a run line by line.
+
+        Every line gets a barrier, and the threads note the time after each.
+        """
+        program = self.record(forward, model, batch)
+        program.lines = [[0, 0, 0, 1]] + [line[:3] + [1] for line in program.lines]
+        program.finish(self.n_threads, system_yield())
+        untimed = self.team.run_kernel
+        self.team.run_kernel = KERNEL_FUNCTION(self.kernel(emit_run, system_clock())[0])
+        try:
+            self.fill(batch)
+            self.team.run(program)
+        finally:
+            self.team.run_kernel = untimed
+        stamps = [system_time(program.counters.address + COUNTER_BYTES * i + STAMP_OFF)
+                  for i in range(len(program.lines))]
+        return self.logits(program), [
+            (*call, after - before) for call, before, after in zip(program.calls, stamps, stamps[1:])]
 
     def record(self, forward, model, batch):
         """Return the Program of a forward pass over so many rows."""
@@ -8068,6 +8137,23 @@ def system_yield():
     else:
         function = ctypes.CDLL(None).sched_yield
     return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def system_clock():
+    """Return (address, first argument or None) of the system's function that writes the time."""
+    if sys.platform == "win32":
+        return ctypes.cast(ctypes.WinDLL("kernel32").QueryPerformanceCounter, ctypes.c_void_p).value, None
+    return ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value, time.CLOCK_MONOTONIC
+
+
+def system_time(address):
+    """Return the seconds of the time that the function of system_clock wrote at address."""
+    first, second = struct.unpack("<qq", ctypes.string_at(address, 16))
+    if sys.platform == "win32":
+        frequency = ctypes.c_int64()
+        ctypes.WinDLL("kernel32").QueryPerformanceFrequency(ctypes.byref(frequency))
+        return first / frequency.value
+    return first + second * 1e-9
 
 
 # ---------------------------------------------------------------------------------------
@@ -9172,6 +9258,323 @@ class Generation:
 
 
 # ---------------------------------------------------------------------------------------
+# 11. Tools
+#
+# Where does the time go, and why there?  A profile runs the model on operations that call
+# the real ones and note of each call its seconds, the bytes it cannot avoid to move and the
+# arithmetic it cannot avoid to do.  The limits of the machine are measured by emitted loops
+# that only read, or only compute.  An operation that does little for each byte waits for
+# memory, one that does much for the arithmetic units: bytes / read speed and operations /
+# compute speed are two times, and no kernel can beat the longer one.
+#
+# Source: Williams, Waterman and Patterson (2009), "Roofline", Communications of the ACM 52.
+
+class Profile:
+    """The operations of another backend, each call timed.
+
+    lines: {operation: [calls, seconds, bytes, operations]}
+    """
+
+    OPERATIONS = ("embed", "matmul", "add", "mul", "rms_norm", "layer_norm", "rope", "silu", "gelu",
+                  "attention", "softcap")
+
+    def __init__(self, ops):
+        self.ops, self.lines = ops, {}
+
+    def __getattr__(self, name):        # only asked for what is not here: the backend's own
+        found = getattr(self.ops, name)
+        if name not in self.OPERATIONS:
+            return found
+
+        def timed(*args):
+            begun = time.perf_counter()
+            out = found(*args)
+            self.note(call_cost(name, args, out), time.perf_counter() - begun)
+            return out
+
+        return timed
+
+    def note(self, cost, seconds):
+        """Add one call.   cost: (operation, bytes, operations)"""
+        line = self.lines.setdefault(cost[0], [0, 0.0, 0, 0])
+        for i, value in enumerate((1, seconds, *cost[1:])):
+            line[i] += value
+
+    def run(self, forward, model, batch):
+        """Run a forward pass, timed: call by call, or line by line of a recorded program."""
+        if not hasattr(self.ops, "timed_run"):
+            return forward(model, self, batch)
+        logits, calls = self.ops.timed_run(forward, model, batch)
+        for *call, seconds in calls:
+            self.note(line_cost(batch, *call), seconds)
+        return logits
+
+
+# What a call must move and compute.  A matrix counts its weights once, an activation 4 bytes
+# a number; attention reads each position that its rows see once for all rows of a sequence.
+
+OPERATIONS_EACH = {     # of a result; a polynomial's steps count one by one
+    "rms_norm": 4, "layer_norm": 7, "rope": 3, "quantize": 3, "silu": 20, "gelu": 26, "softcap": 26,
+    "silu_mul": 21, "gelu_mul": 27}
+
+
+def matrix_cost(format, n_out, n_in, n_rows):
+    return (f"matmul {format.name}", format.n_bytes(n_out * n_in) + 4 * n_rows * (n_in + n_out),
+            2 * n_out * n_in * n_rows)
+
+
+def attention_cost(batch, window, n_heads, n_kv_heads, head_dim):
+    ends, n_seen = {}, 0
+    for seq, pos in zip(batch.sequences, batch.positions):
+        seen = min(pos + 1, window or pos + 1)
+        ends[id(seq)], n_seen = max(seen, ends.get(id(seq), 0)), n_seen + seen
+    kv_bytes = 2 * n_kv_heads * head_dim * batch.cache.value_bytes
+    return ("attention", sum(ends.values()) * kv_bytes
+            + 8 * len(batch.positions) * n_heads * head_dim, 4 * n_seen * n_heads * head_dim)
+
+
+def call_cost(name, args, out):
+    """Return (operation, bytes, operations) of a call of the reference."""
+    n_out = sum(map(len, out))
+    if name == "matmul":
+        return matrix_cost(args[0].format, *args[0].shape, len(out))
+    if name == "embed":
+        return name, len(out) * args[0].row_bytes + 4 * n_out, n_out
+    if name == "attention":
+        batch, spec = args[3], args[5]
+        return attention_cost(batch, spec.window, spec.n_heads, spec.n_kv_heads, spec.head_dim)
+    n_in = sum(len(row) for x in args[:2] if isinstance(x, list) for row in x
+               if isinstance(row, array))
+    return name, 4 * (n_in + n_out), OPERATIONS_EACH.get(name, 1) * n_out
+
+
+def line_cost(batch, emit, parameters, fields, n_chunks):
+    """Return (operation, bytes, operations) of a line of a program."""
+    name = emit.__name__[len("emit_"):]
+    if name in ("matvec", "matmul", "matmul_float"):
+        return matrix_cost(parameters[0], fields["n_out"], parameters[1], fields["n_rows"])
+    if name == "attention":
+        return attention_cost(batch, fields["window"], fields["n_heads"], fields["n_kv_heads"],
+                              parameters[1])
+    if name == "kv_store":
+        n = 2 * n_chunks * fields["n_kv_heads"] * parameters[1]
+        return name, n * (4 + batch.cache.value_bytes), n
+    if name == "embed":
+        n = n_chunks * parameters[1]
+        return name, parameters[0].n_bytes(n) + 4 * n, n
+    n = n_chunks // fields.get("slices", 1) * (
+        fields["n_blocks"] * ACT_BLOCK if name == "quantize"
+        else fields["n_heads"] * fields["head_dim"] if name == "rope"
+        else fields["n"] * fields.get("runs", 1))
+    n_arrays = {"quantize": 1.25, "argmax": 1}.get(name, 3 if fields.get("y_row_bytes") else 2)
+    return name, int(4 * n * n_arrays), OPERATIONS_EACH.get(name, 1) * n
+
+
+def profile(model, prompt, n):
+    """Run a prompt and n tokens after it, greedily, on timed operations.
+
+    prompt: token ids   -> {"prefill" and "decode": [a dict for each operation]}
+    """
+    found, seq, ops, choose = {}, Sequence(model.cache), model.ops, Sampler(temperature=0)
+    try:
+        for phase in ("prefill", "decode"):
+            model.ops = Profile(ops)
+            if phase == "prefill":
+                logits = prefill(model, seq, prompt)
+            else:
+                for _ in range(n):
+                    token = choose(logits, seq.tokens)
+                    logits = model.step([(token, len(seq.tokens), seq)])[0]
+            found[phase] = [
+                dict(zip(("operation", "calls", "seconds", "bytes", "operations"), (name, *line)))
+                for name, line in model.ops.lines.items()]
+    finally:
+        model.ops = ops
+        seq.truncate(0)
+    return found
+
+
+# The loops that find the limits: each does one thing, on eight independent registers, so
+# that no instruction waits for the one before.
+
+def emit_read_only(k):
+    """Read n times 256 bytes from `data`, and no more than look at them."""
+    data, n, out = k.args("data", "n", "out")
+    seen = [k.zero_i32x8() for _ in range(4)]
+    with k.loop(n):
+        k.prefetch(data, 4096)
+        k.prefetch(data, 4096 + 64)
+        k.prefetch(data, 4096 + 128)
+        k.prefetch(data, 4096 + 192)
+        for i in range(8):
+            seen[i % 4] |= k.load_i32x8(data, 32 * i)
+        k.advance(data=256)
+    k.store_i32x8(out, (seen[0] | seen[1]) | (seen[2] | seen[3]))
+
+
+def emit_dot_only(k):
+    """Do n times eight dot products of 32 int8 numbers, 512 operations, on registers."""
+    n, out = k.args("n", "out")
+    x, y = k.const_i8x32(3), k.const_i8x32(-5)
+    sums = [k.zero_i32x8() for _ in range(8)]
+    with k.loop(n):
+        for i in range(8):
+            k.dot4_us(sums[i], x, y, to=sums[i])
+    for total in sums[1:]:
+        sums[0] += total
+    k.store_i32x8(out, sums[0])
+
+
+def emit_multiply_add_only(k):
+    """Do n times eight multiplications and additions of eight floats, 128 operations."""
+    n, out = k.args("n", "out")
+    x = k.const_f32x8(1.0)
+    sums = [k.zero_f32x8() for _ in range(8)]
+    with k.loop(n):
+        for i in range(8):
+            sums[i] += x * x
+    for total in sums[1:]:
+        sums[0] += total
+    k.store_f32x8(out, sums[0])
+
+
+READ_BYTES = 128 << 20                  # read by each thread: more than any cache keeps
+
+
+def ceilings(threads=None):
+    """Measure what this machine can do, or return None where code cannot be generated.
+
+    -> {"read_bytes_s", "int8_ops_s", "f32_ops_s", "threads"}: the best of several tries
+    """
+    isa, _ = choose_isa(os.environ)
+    if isa is None:
+        return None
+    n_threads = threads or usable_cores()
+    kernels = [build(emit) for emit in (emit_read_only, emit_dot_only, emit_multiply_add_only)]
+    code, _ = compile_kernels(kernels, isa)
+    if code is None:
+        return None
+    data = [bytearray(b"\1") * READ_BYTES for _ in range(n_threads)]
+    outs = [bytearray(32) for _ in range(n_threads)]
+
+    def address(buffer):
+        return ctypes.addressof((ctypes.c_char * len(buffer)).from_buffer(buffer))
+
+    def speed(i, fields, amount):
+        """Return amount over the seconds that kernel i takes on all threads, at best."""
+        arrays = [kernels[i].args_array(out=address(out), **fields(t)) for t, out in enumerate(outs)]
+        best = math.inf
+        for _ in range(5):
+            team = [threading.Thread(target=code.function(i), args=(a.buffer_info()[0], 0, 0))
+                    for a in arrays]
+            begun = time.perf_counter()
+            for thread in team:
+                thread.start()
+            for thread in team:
+                thread.join()
+            best = min(best, time.perf_counter() - begun)
+        return n_threads * amount / best
+
+    n_reads, n_rounds = READ_BYTES // 256 - 20, 2_000_000       # what is prefetched lies inside
+    found = {
+        "read_bytes_s": speed(0, lambda t: {"data": address(data[t]), "n": n_reads}, 256 * n_reads),
+        "int8_ops_s": speed(1, lambda t: {"n": n_rounds}, 512 * n_rounds),
+        "f32_ops_s": speed(2, lambda t: {"n": n_rounds}, 128 * n_rounds), "threads": n_threads}
+    code.close()
+    return found
+
+
+def against_ceiling(line, limits):
+    """Return (percent of the best possible speed, which limit it is) for a line of a profile."""
+    peak = limits["int8_ops_s" if line["operation"].startswith("matmul Q") else "f32_ops_s"]
+    move_s, do_s = line["bytes"] / limits["read_bytes_s"], line["operations"] / peak
+    percent = 100 * max(move_s, do_s) / max(line["seconds"], 1e-9)
+    return percent, "memory-bound" if move_s >= do_s else "compute-bound"
+
+
+def short(x, unit=""):
+    """Return a number in three digits or so, as people write it."""
+    if x is None:
+        return "-"
+    if x == 0:
+        return "0" + unit
+    if abs(x) < 1:
+        return f"{x:.3g}{unit}"
+    return f"{x:,.{max(0, 2 - math.floor(math.log10(abs(x))))}f}{unit}"
+
+
+def duration(seconds):
+    """Return seconds in the unit that keeps them short."""
+    for least, factor, unit in ((1, 1, " s"), (1e-3, 1e3, " ms"), (0, 1e6, " us")):
+        if seconds >= least:
+            return short(seconds * factor, unit)
+    return "-"
+
+
+def count(x, unit=""):
+    """Return a large number with a metric prefix."""
+    for least, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if x >= least:
+            return f"{short(x / least)} {prefix}{unit}"
+    return f"{short(x)} {unit}".strip()
+
+
+def aligned(heads, rows):
+    """Return rows of str in aligned columns; a head that begins with "<" is of text, to the left."""
+    left = [head.startswith("<") for head in heads]
+    rows = [[head.lstrip("<") for head in heads]] + rows
+    widths = [max(len(row[i]) for row in rows) for i in range(len(left))]
+    lines = ["  ".join(cell.ljust(w) if to_left else cell.rjust(w)
+                       for cell, w, to_left in zip(row, widths, left)).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * w for w in widths))
+    return "\n".join(lines)
+
+
+def profile_rows(lines, limits):
+    """Return (heads, rows) of the table of one phase of a profile; limits: of `ceilings`, or None."""
+    heads = ["<operation", "calls", "time", "share", "moved", "done", "op/B"]
+    heads += ["of limit", "<limit"] if limits else []
+    total, rows = math.fsum(line["seconds"] for line in lines), []
+    for line in sorted(lines, key=lambda line: -line["seconds"]):
+        row = [line["operation"], str(line["calls"]), duration(line["seconds"]),
+               f"{line['seconds'] / total:.1%}", count(line["bytes"], "B"),
+               count(line["operations"], "op"), short(line["operations"] / max(1, line["bytes"]))]
+        if limits:
+            percent, bound = against_ceiling(line, limits)
+            row += [f"{percent:.0f}%", bound if percent <= 100 else "none: in the cache"]
+        rows.append(row)
+    return heads, rows
+
+
+def limits_text(limits):
+    """Return what `ceilings` found as half a sentence."""
+    return (f"limits measured here on {limits['threads']} threads: reading "
+            f"{count(limits['read_bytes_s'], 'B/s')}, int8 {count(limits['int8_ops_s'], 'op/s')}, "
+            f"float32 {count(limits['f32_ops_s'], 'op/s')}") if limits else \
+        "no limits: they are measured by machine code, which this run does without"
+
+
+def ledger(model, n_rows, n_positions):
+    """Return {name: bytes} of what a model holds for a text of n_positions, n_rows a step.
+
+    weights: mapped, so the system can drop them   unpacked: their copies for plain Python
+    activations: of the widest step, the logits included
+    scores: a chunk of each head, merged before the next; a matrix would be n_heads * S * S
+    """
+    hp, arena = model.hparams, getattr(model.ops, "arena", None)
+    q_dim, kv_dim = hp.n_heads * hp.head_dim, hp.n_kv_heads * hp.head_dim
+    widths = 3 * hp.hidden + 2 * q_dim + 2 * kv_dim + 2 * hp.ffn
+    rows_bytes = 4 * (min(n_rows, model.prefill_rows) * widths + hp.n_vocab)
+    return {
+        "weights": sum(t.n_bytes for t in model.checkpoint.tensors.values()),
+        "unpacked": getattr(model.ops, "prepared_bytes", 0),
+        "KV": model.cache.page_bytes * n_positions // model.cache.page_size,
+        "activations": arena.n_bytes if arena else rows_bytes,
+        "scores": 4 * CHUNK * hp.n_heads,
+    }
+
+
+# ---------------------------------------------------------------------------------------
 # 12. Front doors
 #
 # Two doors lead in: `load`, for programs, and `main`, for the command line.  Nothing here
@@ -9426,6 +9829,8 @@ def build_parser():
         help="end before this text; may be given several times")
     add("--ignore-eos", action="store_true", help="go on after an end token")
     add("--info", action="store_true", help="print metadata, tensors and a memory plan")
+    add("--profile", action="store_true",
+        help="print where the time and the memory of --prompt and --max-tokens go")
     add("--json", action="store_true", help="print one JSON object instead of text")
     return parser
 
@@ -9486,6 +9891,26 @@ def run_prompt(args):
     return status
 
 
+def run_profile(args):
+    """Print where the time and the memory of --prompt and its continuation go."""
+    page_size = 64 if args.paged_cache and args.page_size is None else args.page_size
+    model = load(args.model, args.device, args.threads, args.ctx_size, args.kv_type, page_size)
+    ids = model.tokenizer.encode(os.fsencode(args.prompt).decode("utf-8", "replace"))
+    model.check_prompt(ids)
+    room = model.ctx_size - len(ids)
+    n = room if args.max_tokens < 0 else min(args.max_tokens, room)
+    found, limits = profile(model, ids, n), ceilings(args.threads)
+    print(f"{model.ops.name}, {model.ops.isa}, threads {model.ops.n_threads}; {limits_text(limits)}")
+    for phase, n_tokens in (("prefill", len(ids)), ("decode", n)):
+        if n_tokens:
+            print(f"\n{phase}, {n_tokens} tokens\n")
+            print(aligned(*profile_rows(found[phase], limits)))
+    held = ledger(model, len(ids), len(ids) + n)
+    print("\nmemory\n")
+    print(aligned(["<what", "held"], [[name, megabytes(size)] for name, size in held.items()]))
+    return 0
+
+
 def run_command(argv):
     """Do what the arguments ask for; return the exit status."""
     parser = build_parser()
@@ -9496,6 +9921,8 @@ def run_command(argv):
         return 0
     if args.prompt is None:
         parser.error("give a --prompt (or --info)")
+    if args.profile:
+        return run_profile(args)
     return run_prompt(args)
 
 

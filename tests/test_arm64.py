@@ -52,8 +52,6 @@ msub.x    3 7 11 28        9b0bf0e3  msub x3, x7, x11, x28
 msub.x    30 17 9 22       9b09da3e  msub x30, x17, x9, x22
 udiv.x    3 7 11           9acb08e3  udiv x3, x7, x11
 udiv.x    30 17 9          9ac90a3e  udiv x30, x17, x9
-lsl.x     3 7 11           9acb20e3  lsl x3, x7, x11
-lsl.x     30 17 9          9ac9223e  lsl x30, x17, x9
 csel.x    3 7 11 11        9a8bb0e3  csel x3, x7, x11, lt
 csel.x    30 17 9 8        9a89823e  csel x30, x17, x9, hi
 sub.sp    5                d10017ff  sub sp, sp, #5
@@ -186,8 +184,6 @@ stlxr     3 7 11           c803fd67  stlxr w3, x7, [x11]
 stlxr     30 17 9          c81efd31  stlxr w30, x17, [x9]
 ldr.qlit  3 5              9c0000a3  ldr q3, .+20
 ldr.qlit  31 -262144       9c80001f  ldr q31, .-1048576
-ld1r.4s   3 7              4d40c8e3  ld1r {v3.4s}, [x7]
-ld1r.4s   31 17            4d40ca3f  ld1r {v31.4s}, [x17]
 ld1.s     3 1 1 7          4ddf90e3  ld1 {v3.s}[3], [x7], #4
 ld1.s     31 1 1 17        4ddf923f  ld1 {v31.s}[3], [x17], #4
 st1.s     3 1 1 7          4d9f90e3  st1 {v3.s}[3], [x7], #4
@@ -201,7 +197,6 @@ cbnz      30 -262144       b580001e  cbnz x30, .-1048576
 blr       3                d63f0060  blr x3
 blr       30               d63f03c0  blr x30
 ret                        d65f03c0  ret
-yield                      d503203f  yield
 isb                        d5033fdf  isb
 mov.16b   3 7              4ea71ce3  mov v3.16b, v7.16b
 mov.16b   31 18            4eb21e5f  mov v31.16b, v18.16b
@@ -410,8 +405,9 @@ def encodings():
     """Return {name: [(operands, word, text)]}."""
     found = {}
     for line in ENCODINGS.strip().splitlines():
-        name, operands, word, text = re.fullmatch(r"(\S+) +((?:-?\d+ )*) *([0-9a-f]{8})  (.*)", line).groups()
-        found.setdefault(name, []).append(([int(x) for x in operands.split()], int(word, 16), text))
+        columns = re.fullmatch(r"(\S+) +((?:-?\d+ )*) *([0-9a-f]{8})  (.*)", line)
+        name, operands, word, text = columns.groups()
+        found.setdefault(name, []).append((list(map(int, operands.split())), int(word, 16), text))
     return found
 
 
@@ -426,16 +422,16 @@ def test_every_picture_has_an_example():
     assert set(encodings()) == set(kshipra._A64Words.pictures)
 
 
-@pytest.mark.parametrize("name, picture, text", kshipra._A64_ROWS, ids=[row[0] for row in kshipra._A64_ROWS])
-def test_picture_has_32_bits(name, picture, text):
-    assert len(picture.replace(" ", "")) == 32
+def test_pictures_have_32_bits():
+    for name, picture, _ in kshipra._A64_ROWS:
+        assert len(picture.replace(" ", "")) == 32, name
 
 
 def test_bit_masks():
-    """There are 5334 of them; GNU as makes the same words of `and x1, x2, #mask`, in order of N:immr:imms."""
+    """There are 5334, and GNU as makes the same words of `and x1, x2, #mask` in their order."""
     words = []
     for bits in range(1 << 13):
-        if bits >> 12 or bits & 0b111110 != 0b111110:          # else the element would have one bit or none
+        if bits >> 12 or bits & 0b111110 != 0b111110:   # else the element has one bit or none
             value = kshipra._bitmask_value(bits)
             if kshipra._bitmask_bits(value) == bits:
                 words.append(WORD["and.i"](1, 2, bits))
@@ -532,12 +528,13 @@ def test_recipe_reads_operands_before_it_writes_over_them(name):
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_code_of_every_operation(isa):
-    """Every operation, constant, displacement: words of the table only; GNU as, if here, makes them too."""
-    lines, words = [], []
+    """All words are in the table, and GNU as, if it is here, makes them of their text."""
+    words = []
     for op in OPS.values():
         if op.meaning is None:
             continue
-        for alias, (values, disp) in itertools.product(arm64_check.aliases(op), arm64_check.cases(op)):
+        ways = itertools.product(arm64_check.aliases(op), arm64_check.cases(op))
+        for alias, (values, disp) in ways:
             kernel = kshipra.build(arm64_check.emit_op, op, values, disp, alias)
             encoder = Arm64(isa, "aapcs64")
             kshipra._emit(kernel, encoder)
@@ -546,8 +543,7 @@ def test_code_of_every_operation(isa):
     known = {word: Arm64.disassemble(word) for word in set(words)}
     assert not [text for text in known.values() if text.startswith(".word")]
     if shutil.which("aarch64-linux-gnu-as"):
-        lines = list(known.values())
-        assert assemble(lines) == b"".join(known)
+        assert assemble(known.values()) == b"".join(known)
 
 
 def assemble(lines):
@@ -556,8 +552,9 @@ def assemble(lines):
         source, made, code = [os.path.join(folder, name) for name in ("a.s", "a.o", "a.bin")]
         with open(source, "w") as f:
             f.write("\n".join(lines) + "\n")
-        subprocess.run(["aarch64-linux-gnu-as", "-march=armv8.2-a+dotprod", "-o", made, source], check=True)
-        subprocess.run(["aarch64-linux-gnu-objcopy", "-O", "binary", "-j", ".text", made, code], check=True)
+        for command in (["as", "-march=armv8.2-a+dotprod", "-o", made, source],
+                        ["objcopy", "-O", "binary", "-j", ".text", made, code]):
+            subprocess.run(["aarch64-linux-gnu-" + command[0], *command[1:]], check=True)
         with open(code, "rb") as f:
             return f.read()
 
@@ -573,9 +570,10 @@ def emit_small(k):
 
 def test_listing():
     text = kshipra.listing(kshipra.build(emit_small), "neon", "aapcs64").splitlines()
-    assert text[:3] == ["; emit_small for neon, aapcs64: 128 bytes", "; begin", "; load_i64 i3, i0, 0"]
+    assert text[0] == "; emit_small for neon, aapcs64: 128 bytes"
+    assert text[1:3] == ["; begin", "; load_i64 i3, i0, 0"]
     assert text[3].split(None, 5)[5] == "ldr x1, [x0, #0]"
-    assert any(line.endswith("faddp v0.4s, v2.4s, v2.4s") for line in text)
+    assert any(re.search(r"  fmul v\d+\.4s, v\d+\.4s, v\d+\.4s$", line) for line in text)
     assert text[-2].endswith("ret")
     assert "constants: " in text[-1]
 

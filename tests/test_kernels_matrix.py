@@ -21,9 +21,13 @@ def interpreted(kernel, args, chunk, scratch):
     kshipra.interpret(kernel, args.buffer_info()[0], chunk, scratch)
 
 
+interpreted.full_u8 = True
+
+
 def native(isa):
     def run(kernel, args, chunk, scratch):
         compiled(kernel, isa)(args.buffer_info()[0], chunk, scratch)
+    run.full_u8 = isa in ("vnni", "avxvnni")
     return run
 
 
@@ -152,7 +156,8 @@ def matmul(run, emit, w, rows, chunk_rows):
     n_out, n_in = w.shape
     format, n_rows = w.format, len(rows)
     if format.sub_len:
-        k = kernel(emit, format, n_in, min(8, n_out))
+        full_u8 = (run.full_u8,) if emit is kshipra.emit_matmul else ()
+        k = kernel(emit, format, n_in, min(8, n_out), *full_u8)
         x = quantized(run, rows)
     else:
         k, x = kernel(emit, format, n_in), Buffer(flat(rows))
@@ -241,6 +246,7 @@ def test_kernels_read_nothing_outside_their_buffers(monkeypatch):
         buffers.append((at, at + 8 * len(args)))
         interpreted(k, args, chunk, scratch)
 
+    run.full_u8 = False
     monkeypatch.setattr(kshipra, "_load", load)
     monkeypatch.setitem(globals(), "Buffer", Watched)
     for name, format in FORMATS.items():
