@@ -6693,14 +6693,15 @@ def emit_exp(k, *xs):
     """Emit exp(x) of one vector, or of several: then a constant is loaded once for all.
 
     x: f32x8 -> f32x8, or a list of them.  2**n is made by writing n into the exponent bits: a
-    float32 of fraction 1 and exponent n + 127 is 2**n.  Nothing overflows: x is clamped first.
+    float32 of fraction 1 and exponent n + 127 is 2**n.  Nothing overflows: x is clamped first,
+    with the bound as first operand, so that what is not a number stays so.
     """
     def each(function, c, *lists):
         c = k.const_f32x8(c)
         return [function(*vectors, c) for vectors in zip(*lists)]
 
-    xs = each(k.max_f32, EXP_MIN, xs)
-    xs = each(k.min_f32, EXP_MAX, xs)
+    xs = each(lambda x, c: k.max_f32(c, x), EXP_MIN, xs)
+    xs = each(lambda x, c: k.min_f32(c, x), EXP_MAX, xs)
     ns = [k.round_f32(x) for x in each(k.mul_f32, LOG2_E, xs)]
     rs = each(lambda r, n, c: r - n * c, LN2_HI, xs, ns)
     rs = each(lambda r, n, c: r - n * c, LN2_LO, rs, ns)
@@ -6723,7 +6724,13 @@ def _gelu(k, x):
     return x / (emit_exp(k, u * k.const_f32x8(GELU_SLOPE)) + k.const_f32x8(1.0))
 
 
+def _finite(x):
+    """Emit x, bit for bit, but what is not finite becomes not a number: inf - inf is none."""
+    return x - (x - x)
+
+
 def _softcap(k, x, cap):
+    x = _finite(x)                      # or the cap would hide it
     e = emit_exp(k, x / cap * k.const_f32x8(2.0)) + k.const_f32x8(1.0)
     return (k.const_f32x8(1.0) - k.const_f32x8(2.0) / e) * cap
 
@@ -6997,7 +7004,7 @@ def emit_kv_store(k, kv_type, head_dim):
         if kv_type == "f32":
             k.store_f32x8(pointer, v)
         else:
-            k.store_f16x8(pointer, k.min_f32(top, k.max_f32(bottom, v)))
+            k.store_f16x8(pointer, k.min_f32(top, k.max_f32(bottom, _finite(v))))
 
     for name in ("k", "v"):
         x = field.row(name, k.chunk)
