@@ -228,8 +228,8 @@ def shape_metadata(name, shape):
         numbers.update({"attention.key_length": head_dim, "attention.value_length": head_dim})
     if kshipra.ARCHITECTURES[hp.arch].rope:
         numbers.update({"rope.freq_base": hp.rope_base, "rope.dimension_count": head_dim})
-    if hp.window:
-        numbers["attention.sliding_window"] = hp.window
+    if hp.window or kshipra.ARCHITECTURES[hp.arch].window_every:
+        numbers["attention.sliding_window"] = hp.window or hp.n_ctx
     tokens, merges = shape_vocabulary(hp.n_vocab)
     end = hp.n_vocab - 1
     return {
@@ -1253,14 +1253,14 @@ FONT_DOTS = r"""
       #       #     ###   #   #  ####    ###   ####   #####  #       ###   #   #  ###   ##
 
 
-K      L      M      N      O      P      Q      R      S      T      U      V      W      X
-#   #  #      #   #  #   #   ###   ####    ###   ####    ####  #####  #   #  #   #  #   #  #   #
-#  #   #      ## ##  ##  #  #   #  #   #  #   #  #   #  #        #    #   #  #   #  #   #  #   #
-# #    #      # # #  # # #  #   #  #   #  #   #  #   #  #        #    #   #  #   #  #   #   # #
-##     #      # # #  #  ##  #   #  ####   #   #  ####    ###     #    #   #   # #   # # #    #
-# #    #      #   #  #   #  #   #  #      # # #  # #        #    #    #   #   # #   # # #   # #
-#  #   #      #   #  #   #  #   #  #      #  #   #  #       #    #    #   #   # #   ## ##  #   #
-#   #  #####  #   #  #   #   ###   #       ## #  #   #  ####     #     ###     #    #   #  #   #
+K      L      M      N      O       P      Q       R      S      T      U      V      W      X
+#   #  #      #   #  #   #   ####   ####    ####   ####    ####  #####  #   #  #   #  #   #  #   #
+#  #   #      ## ##  ##  #  #    #  #   #  #    #  #   #  #        #    #   #  #   #  #   #  #   #
+# #    #      # # #  # # #  #    #  #   #  #    #  #   #  #        #    #   #  #   #  #   #   # #
+##     #      # # #  #  ##  #    #  ####   #    #  ####    ###     #    #   #   # #   # # #    #
+# #    #      #   #  #   #  #    #  #      #  # #  # #        #    #    #   #   # #   # # #   # #
+#  #   #      #   #  #   #  #    #  #      #   #   #  #       #    #    #   #   # #   ## ##  #   #
+#   #  #####  #   #  #   #   ####   #       ### #  #   #  ####     #     ###     #    #   #  #   #
 
 
 Y      Z      [    \      ]    ^      _      `   a      b      c     d      e      f
