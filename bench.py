@@ -21,6 +21,7 @@ Read it, top to bottom:
     8. The command
 """
 import argparse
+import functools
 import inspect
 import itertools
 import json
@@ -119,8 +120,9 @@ def blocks_with(format, data, d, m):
     return bytes(data)
 
 
-def block_scales(format, deviation):
-    """Return (d, m) for which random blocks have mean 0 and the given standard deviation."""
+@functools.lru_cache(None)
+def block_scales(format):
+    """Return (d, m) for which random blocks have mean 0 and standard deviation 1."""
     sample = random.Random(0).randbytes(256 * format.block_bytes)
     codes, scales, mins = format.unpack(blocks_with(format, sample, 1.0, 1.0))
     weights = [c * scales[i // format.sub_len] for i, c in enumerate(codes)]
@@ -128,7 +130,7 @@ def block_scales(format, deviation):
     if mins:
         m = -math.fsum(weights) / len(weights) / (math.fsum(mins) / len(mins))
         weights = [w + m * mins[i // format.sub_len] for i, w in enumerate(weights)]
-    d = deviation / math.sqrt(math.fsum(w * w for w in weights) / len(weights))
+    d = 1 / math.sqrt(math.fsum(w * w for w in weights) / len(weights))
     return d, m * d
 
 
@@ -139,7 +141,7 @@ def random_pieces(format, shape, seed):
     """Yield the bytes of a random matrix that keeps a vector's length, some megabytes at a time."""
     rng = random.Random(seed)
     source = format if format.sub_len else FORMATS["Q8_0"]      # floats: those of Q8_0 blocks
-    d, m = block_scales(source, 1 / math.sqrt(shape[-1]))
+    d, m = (x / math.sqrt(shape[-1]) for x in block_scales(source))
     left = math.prod(shape) // source.block_len
     while left:
         n = min(left, PIECE_BLOCKS)
@@ -459,13 +461,6 @@ def noise_warning(samples):
             + "; close what else runs and measure again")
 
 
-def usable_cores():
-    """Return how many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def processor_name():
     """Return the processor's name as the system tells it."""
     try:
@@ -500,7 +495,7 @@ def machine_facts():
     memory = kshipra.free_memory_bytes()
     return {
         "system": f"{platform.system()} {platform.release()}", "machine": platform.machine(),
-        "processor": processor_name(), "cores": usable_cores(),
+        "processor": processor_name(), "cores": kshipra.usable_cores(),
         "free_memory_mb": memory and round(memory / 1e6),
         "python": platform.python_version(), "commit": commit(),
     }
@@ -552,11 +547,19 @@ RUNGS = {rung.name: rung for rung in (
 )}
 
 
-def default_rungs():
-    """Return the names of the rungs that can run here, from the lowest up."""
-    if "native" in kshipra.DEVICES:
-        return ["naive", "tiled", "simd", "cache", "fused", "threads"]
-    return ["naive", "tiled", "packed", "python"]
+F32_LIMIT = 400_000_000                 # weights; above, a file of floats takes minutes to write
+
+
+def default_rungs(n_weights):
+    """Return (names of the rungs that suit this machine and model, from the lowest up; a line or None)."""
+    if kshipra.native_refusal():
+        return ["naive", "tiled", "packed", "python"], None
+    names = ["naive", "tiled", "simd", "cache", "fused", "threads"]
+    if n_weights <= F32_LIMIT:
+        return names, None
+    return [name for name in names if RUNGS[name].weights != "f32"], (
+        "rungs simd and cache left out: writing so many weights as floats takes minutes; ask for "
+        "them with --rung")
 
 
 def numerics(rung):
@@ -839,6 +842,8 @@ def open_transformers(job):
                                                  f"torch {torch.__version__}"}
 
 
+PEER_PROMPT = "The capital of France is"        # its first five tokens
+
 PEERS = {       # name: the modules it needs, and what serves it
     "llama.cpp": ("llama_cpp numpy", open_llama_cpp),
     "transformers": ("transformers torch gguf", open_transformers),
@@ -890,13 +895,12 @@ def measure_pair(names, sides, prompt, long_prompt, n, repeats, say):
     sides: two of (interpreter, opener, job)   -> {figure name: [values of A, values of B]}
     """
     values = {name: ([], []) for name in FIGURES}
-    short = prompt[:5]
     with Process(*sides[0]) as a, Process(*sides[1]) as b:
         versions = [a.ask("version"), b.ask("version")]
         for i in range(repeats + 1):                    # the first round only warms up
             for side, process in enumerate((a, b)):
                 say(f"{names[side]}: round {i} of {repeats}")
-                run = process.ask("generate", prompt=short, n=n)
+                run = process.ask("generate", prompt=prompt, n=n)
                 read = process.ask("generate", prompt=long_prompt, n=1)
                 if i:
                     values["decode_tok_s"][side].append(tokens_per_s(run))
@@ -906,7 +910,7 @@ def measure_pair(names, sides, prompt, long_prompt, n, repeats, say):
     for i in range(repeats):
         for side in (0, 1):
             say(f"{names[side]}: start {i + 1} of {repeats}")
-            values["first_s"][side].append(first_token_s(*sides[side], short))
+            values["first_s"][side].append(first_token_s(*sides[side], prompt))
     return versions, values
 
 
@@ -1409,7 +1413,7 @@ class Canvas:
 
 
 INK, SOFT, RULE, PAPER = (28, 32, 40), (110, 118, 130), (226, 229, 234), (255, 255, 255)
-COLOURS = {"python": (150, 158, 172), "native": (20, 120, 200), "peer": (214, 126, 44)}
+COLOURS = {"python": (124, 133, 149), "native": (20, 120, 200), "peer": (214, 126, 44)}
 
 
 class Bar(NamedTuple):
@@ -1463,7 +1467,7 @@ def tick_text(ms):
 
 
 WIDTH, HEIGHT = 1200, 800
-CHART_LEFT, CHART_RIGHT, CHART_TOP, CHART_BOTTOM = 290, 950, 150, 716
+CHART_LEFT, CHART_RIGHT, CHART_TOP, CHART_BOTTOM = 290, 1000, 150, 716
 
 
 def picture(results):
@@ -1490,18 +1494,17 @@ def picture(results):
         middle = top + thick // 2
         canvas.text(CHART_LEFT - 16, middle - 2, bar.label, 14, INK, "right", bold=True)
         canvas.text(CHART_LEFT - 16, middle + 17, bar.detail, 11, SOFT, "right")
-        label = duration(bar.ms / 1000)
-        if length > canvas.text_width(label, 15) + 30:
-            canvas.text(round(CHART_LEFT + length) - 12, middle + 7, label, 15, PAPER, "right",
+        label, right = duration(bar.ms / 1000), round(CHART_LEFT + length)
+        label_width = round(canvas.text_width(label, 15)) + 14
+        remark_width = round(canvas.text_width(bar.remark, 13))
+        if length > label_width + remark_width + 30:            # all of it fits into the bar
+            canvas.text(right - 12 - remark_width - 14, middle + 7, label, 15, PAPER, "right",
                         bold=True)
-            after = 0
+            canvas.text(right - 12, middle + 6, bar.remark, 13, PAPER, "right")
         else:
-            canvas.text(round(CHART_LEFT + length) + 12, middle + 7, label, 15, INK, bold=True)
-            after = canvas.text_width(label, 15) + 18
-        x = round(CHART_LEFT + length + after) + 12
-        end = min(x + round(canvas.text_width(bar.remark, 13)), WIDTH - 1)
-        canvas.fill(x, middle - 8, end - x, 16, PAPER)          # over the rules
-        canvas.text(x, middle + 6, bar.remark, 13, SOFT)
+            canvas.fill(right + 12, middle - 8, label_width + remark_width, 16, PAPER)  # over rules
+            canvas.text(right + 12, middle + 7, label, 15, INK, bold=True)
+            canvas.text(right + 12 + label_width, middle + 6, bar.remark, 13, SOFT)
     canvas.fill(CHART_LEFT, CHART_TOP - 12, 2, CHART_BOTTOM - CHART_TOP + 12, INK)
     x = 40
     for kind, title in (("python", "plain Python"), ("native", "machine code written by Python"),
@@ -1597,14 +1600,14 @@ def prompt_ids(path, args):
     return kshipra.tokenizer_of(kshipra.open_checkpoint(path)).encode(args.prompt)
 
 
-def chosen_rungs(args):
+def chosen_rungs(args, results):
     """Return the Rungs to measure, refusing those that cannot run here."""
-    names = args.rung or default_rungs()
-    rungs = [RUNGS[name] for name in names]
+    names, left_out = (args.rung, None) if args.rung else default_rungs(results["model"]["weights"])
+    results["skipped"] += [left_out] * bool(left_out)
+    rungs, refusal = [RUNGS[name] for name in names], kshipra.native_refusal()
     for i, rung in enumerate(rungs):
-        if rung.device not in kshipra.DEVICES:
-            raise KshipraError(f"rung {rung.name} needs device {rung.device!r}; this kshipra.py "
-                               f"has {', '.join(kshipra.DEVICES)}")
+        if rung.device == "native" and refusal:
+            raise KshipraError(f"rung {rung.name} needs machine code: {refusal}; leave it out")
         if rung.threads is None and args.threads:
             rungs[i] = rung._replace(threads=args.threads)
     return rungs
@@ -1612,7 +1615,7 @@ def chosen_rungs(args):
 
 def ladder_results(args, path, prompt, place, results, say):
     """Fill in "ladder", "batches", "profile" and "ceilings"."""
-    rungs = chosen_rungs(args)
+    rungs = chosen_rungs(args, results)
     paths = {"file": path}
     ctx_size = results["work"]["ctx_size"]
     settings = {"budget_s": args.budget, "repeats": args.repeats}
@@ -1652,20 +1655,23 @@ def open_ceilings(job):
     return {"ceilings": lambda: kshipra.ceilings(job["threads"])}
 
 
-def peer_results(args, path, prompt, results, say):
+def peer_results(args, path, results, say):
     """Fill in "peers" and "skipped"."""
-    found, results["skipped"] = find_peers(args.peers or PEERS, args.peer_python or [sys.executable])
+    found, missing = find_peers(args.peers or PEERS, args.peer_python or [sys.executable])
+    results["skipped"] += missing
     if not found:
         return
     if path is None:
         results["skipped"].append(" and ".join(found) + " skipped: the model inside kshipra.py is "
                                   "no file to give them; take --model or --shape")
         return
-    device = "native" if "native" in kshipra.DEVICES else "python"
-    n_ctx = kshipra.Hparams(kshipra.open_checkpoint(path)).n_ctx
+    device = "python" if kshipra.native_refusal() else "native"
+    checkpoint = kshipra.open_checkpoint(path)
+    n_ctx = kshipra.Hparams(checkpoint).n_ctx
+    prompt = (kshipra.tokenizer_of(checkpoint).encode(PEER_PROMPT) * 5)[:5]
     prefill, decode = min(args.prefill, n_ctx - 1), min(args.decode, n_ctx - 6)
-    results["peers"] = measure_peers(found, path, device, args.threads or usable_cores(), prompt,
-                                     prefill, decode, args.repeats, say)
+    results["peers"] = measure_peers(found, path, device, args.threads or kshipra.usable_cores(),
+                                     prompt, prefill, decode, args.repeats, say)
 
 
 def measure(args, path, name, place, say):
@@ -1682,7 +1688,7 @@ def measure(args, path, name, place, say):
     if not args.no_ladder:
         ladder_results(args, path, prompt, place, results, say)
     if not args.no_peers:
-        peer_results(args, path, prompt, results, say)
+        peer_results(args, path, results, say)
     results["noise"].append(noise())
     results["warning"] = noise_warning(results["noise"])
     say("")

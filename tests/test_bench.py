@@ -1,7 +1,6 @@
 """bench.py: the shapes, the processes, the ladder, the profile, the results and the picture."""
 import json
 import math
-import os
 import struct
 import sys
 import zlib
@@ -14,7 +13,7 @@ import bench
 import kshipra
 
 TINY = bench.Shape("llama", 2, 64, 96, 4, 2, 300, 256)
-HAS_NATIVE = "native" in kshipra.DEVICES and kshipra.choose_isa(os.environ)[0] is not None
+HAS_NATIVE = kshipra.native_refusal() is None
 RUNGS = [rung for rung in bench.RUNGS.values() if HAS_NATIVE or rung.device == "python"]
 
 
@@ -156,6 +155,15 @@ def test_rungs_of_the_same_numerics_give_identical_tokens(tiny):
         assert len(tokens) == 6
         assert seen.setdefault(bench.numerics(job), tokens) == tokens, rung.name
     assert seen
+
+
+def test_the_default_ladder_suits_machine_and_model(monkeypatch):
+    monkeypatch.setattr(kshipra, "native_refusal", lambda: None)
+    assert bench.default_rungs(1e6) == (["naive", "tiled", "simd", "cache", "fused", "threads"], None)
+    names, left_out = bench.default_rungs(1.1e9)
+    assert names == ["naive", "tiled", "fused", "threads"] and "simd and cache left out" in left_out
+    monkeypatch.setattr(kshipra, "native_refusal", lambda: "no AVX2")
+    assert bench.default_rungs(1e6) == (["naive", "tiled", "packed", "python"], None)
 
 
 def result_of(name, tokens, seconds=1.0, weights="file"):
