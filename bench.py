@@ -258,7 +258,7 @@ def parse_shape(text, numbers):
     name, _, kind = text.partition(":")
     if name not in SHAPES:
         raise KshipraError(f"shape {name!r} is unknown; use one of " + ", ".join(SHAPES))
-    given = {field: value for field, value in numbers.items() if value is not None}
+    given = {field: numbers[field] for field in Shape._fields if numbers.get(field) is not None}
     shape = SHAPES[name]._replace(**given)
     if "n_heads" in given and "n_kv_heads" not in given:
         shape = shape._replace(n_kv_heads=shape.n_heads)
@@ -1116,7 +1116,7 @@ def batch_table(results):
 PUBLISHED = {
     "gpt2-124m:q8_0": "a torch engine of the same shape: first token 0.1263 s, 5.52 tokens/s, "
                       "799 MB",
-    "llama hidden=96 n_layers=3 n_heads=6:q4_0": "a NumPy engine with 4-bit weights, 48 tokens: "
+    "llama n_layers=3 hidden=96 n_heads=6:q4_0": "a NumPy engine with 4-bit weights, 48 tokens: "
                                                  "137 tokens/s greedy, 426 in a batch of 4",
 }
 
@@ -1646,7 +1646,8 @@ def ladder_results(args, path, prompt, place, results, say):
             results["batches"].append({"rung": top.name, "sequences": n, "tok_s": figure(speeds)})
     if top.device != "python":
         say("the limits of this machine")
-        with Process(sys.executable, open_ceilings, {"threads": args.threads}) as process:
+        with Process(sys.executable, open_ceilings,
+                     {"threads": results["ladder"][-1]["threads"]}) as process:
             results["ceilings"] = process.ask("ceilings")
 
 
