@@ -303,10 +303,12 @@ def resident_mb():
 
 
 def timed(tokens, n, budget_s):
-    """Take n tokens from an iterator, fewer if budget_s is used up; return them and seconds each."""
-    ids, seconds, begun = [], [], time.perf_counter()
-    last = begun
-    while len(ids) < n and (len(ids) < 2 or last - begun < budget_s):
+    """Take n tokens from an iterator and return them, and the seconds for each.
+
+    budget_s: after the first token; once it is used up there are fewer, but two at least
+    """
+    ids, seconds, last = [], [], time.perf_counter()
+    while len(ids) < min(n, 2) or (len(ids) < n and sum(seconds[1:]) < budget_s):
         ids.append(next(tokens))
         now = time.perf_counter()
         seconds.append(now - last)
@@ -406,7 +408,7 @@ class Process:
 
 PARTS = {       # the processes of ours, and the functions each of them calls
     "open_kshipra": [], "open_ceilings": [],
-    "open_rung": ["open_model", "matrices", "estimate_row_s", "batch_tokens_per_s", "ledger_mb",
+    "open_rung": ["open_model", "matrices", "estimate_s", "batch_tokens_per_s", "ledger_mb",
                   "profile"],
 }
 
@@ -604,7 +606,7 @@ def open_rung(job):
 
     return {
         "stream": stream,
-        "estimate": lambda: estimate_row_s(model, job["matmul"]),
+        "estimate": lambda: estimate_s(model, job["matmul"]),
         "ledger": lambda **sizes: ledger_mb(model, base_mb, **sizes),
         "profile": lambda **sizes: profile(model, **sizes),
         "batch": lambda **sizes: batch_tokens_per_s(model, **sizes),
@@ -621,26 +623,31 @@ def matrices(model):
     return [w for w in layers if id(w) not in fused] + [model.weights.lm_head]
 
 
-def estimate_row_s(model, matmul, rows=8):
-    """Return the seconds that one row of activations takes in plain Python: its matrices only.
+def estimate_s(model, matmul, n_rows=8):
+    """Return (seconds a step, seconds a row) that the matrices take in plain Python.
 
-    A few rows of one matrix of each shape and format are multiplied, the rest is in proportion.
+    A few rows of one matrix of each shape and format are multiplied, by one row of
+    activations and by three, and the rest is taken in proportion.
     """
-    total, known = 0.0, {}
+    step_s = row_s = 0.0
+    known = {}
     for w in matrices(model):
         key = w.format.name, w.shape
         if key not in known:
-            part = w[:rows]
-            x = [array("f", [1.0]) * w.shape[1]]
-            unpacked = kshipra.PackedWeight(part) if matmul == "packed" and w.format.sub_len \
-                else part
-            multiply = kshipra.matmul_packed if unpacked is not part else \
-                kshipra.matmul_naive if matmul == "naive" else kshipra.matmul_tiled
-            begun = time.perf_counter()
-            multiply(unpacked, x)
-            known[key] = (time.perf_counter() - begun) * w.shape[0] / min(rows, w.shape[0])
-        total += known[key]
-    return total
+            part, share = w[:n_rows], w.shape[0] / min(n_rows, w.shape[0])
+            multiply = kshipra.matmul_naive if matmul == "naive" else kshipra.matmul_tiled
+            if matmul == "packed" and w.format.sub_len:
+                part, multiply = kshipra.PackedWeight(part), kshipra.matmul_packed
+            seconds = []
+            for rows in (1, 3):
+                x = [array("f", [1.0]) * w.shape[1]] * rows
+                begun = time.perf_counter()
+                multiply(part, x)
+                seconds.append(share * (time.perf_counter() - begun))
+            a_row = max(0.0, (seconds[1] - seconds[0]) / 2)
+            known[key] = max(0.0, seconds[0] - a_row), a_row
+        step_s, row_s = step_s + known[key][0], row_s + known[key][1]
+    return step_s, row_s
 
 
 def batch_tokens_per_s(model, prompt, n, n_sequences):
@@ -662,10 +669,11 @@ def batch_tokens_per_s(model, prompt, n, n_sequences):
             seq.truncate(0)
 
 
-def estimated_run(row_s, n_prompt, n, strategy):
-    """Return what `timed` would: seconds for each token when a row takes row_s."""
+def estimated_run(cost, n_prompt, n, strategy):
+    """Return what `timed` would when steps and rows take `cost`, of estimate_s."""
     rows = [n_prompt + i for i in range(n)] if strategy == "baseline" else [n_prompt] + [1] * (n - 1)
-    return {"tokens": [], "token_s": [row_s * r for r in rows]}
+    steps = [-(-r // kshipra.Reference.prefill_rows) for r in rows]
+    return {"tokens": [], "token_s": [cost[0] * s + cost[1] * r for s, r in zip(steps, rows)]}
 
 
 def measure_rung(rung, paths, prompt, n, ctx_size, settings, say):
@@ -677,11 +685,12 @@ def measure_rung(rung, paths, prompt, n, ctx_size, settings, say):
     with Process(sys.executable, open_rung, job) as process:
         facts = process.ask("facts")
         say(f"{rung.name}: running")
-        row_s = process.ask("estimate") if rung.device == "python" else 0.0
-        n_ahead = len(prompt)
-        estimated = row_s * (2 * n_ahead + 1) > 2 * settings["budget_s"]
+        n_ahead, estimated = len(prompt), False
+        if rung.device == "python":
+            guess = estimated_run(process.ask("estimate"), n_ahead, n, rung.strategy)
+            estimated = math.fsum(guess["token_s"][:2]) > 2 * settings["budget_s"]
         if estimated:
-            runs = [estimated_run(row_s, n_ahead, n, rung.strategy)]
+            runs = [guess]
         else:
             runs, used_s = [], 0.0
             while len(runs) < settings["repeats"] and used_s < settings["budget_s"]:

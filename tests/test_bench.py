@@ -189,8 +189,15 @@ def test_a_rung_without_time_is_estimated(tiny):
     result = bench.measure_rung(bench.RUNGS["naive"], tiny, [1, 2, 3], 5, 64,
                                 {"budget_s": 1e-6, "repeats": 3}, lambda text: None)
     assert result["estimated"] and result["tokens"] == [] and result["n_tokens"] == 5
-    rows = [t / result["total_s"][0] * 3 for t in result["total_s"]]
-    assert rows == pytest.approx([3, 7, 12, 18, 25])        # 3, 4, 5 ... rows a token
+    assert bench.estimated_run((0.5, 2.0), 3, 4, "baseline")["token_s"] == [6.5, 8.5, 10.5, 12.5]
+    assert bench.estimated_run((0.5, 2.0), 65, 3, "cached")["token_s"] == [131.0, 2.5, 2.5]
+
+
+def test_an_estimate_is_of_the_size_of_what_it_estimates(tiny):
+    model = kshipra.load(tiny["file"], device="python", ctx_size=64)
+    for matmul in ("naive", "tiled", "packed"):
+        step_s, row_s = bench.estimate_s(model, matmul)
+        assert 0 < step_s + row_s < 60
 
 
 @pytest.mark.parametrize("device", ["python"] + ["native"] * HAS_NATIVE)
