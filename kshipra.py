@@ -4699,8 +4699,9 @@ ENCODERS.update(avx2=X86, vnni=X86, avxvnni=X86)
 # text, a format string of the same letters.  From the picture comes the function that makes the
 # word; the listing goes the other way, finds the picture that a word fits and fills in the text.
 #
-# NEON, the vector part, has 32 registers v0..v31 of 128 bits: our 256-bit register number p is
-# the pair v2p (low half), v2p+1 (high half), and most operations are one instruction for each.
+# NEON, the vector part, has 32 registers v0..v31 of 128 bits.  Two neighbours, an even one for the
+# low half and the next for the high half, make one of our vectors; most operations are one
+# instruction for each.
 #
 #     x0..x14, x19..x28   whole numbers and addresses; x0, x1, x2 hold our parameters on entry
 #     x15, x16, x17       ours for the length of one operation: constants, addresses far away
@@ -5251,8 +5252,8 @@ def _a64_store_release(asm, base, x, disp):
 def _a64_fetch_add(asm, d, base, x, disp):
     """Load and claim, add, store if the claim still holds, else try again; then old = new - x."""
     asm.code += (*_sum_words(16, base, disp),
-                  _W["ldaxr"](17, 16), _W["add.x"](17, 17, x), _W["stlxr"](15, 17, 16),
-                  _W["cbnz"](15, -3), _W["sub.x"](d, 17, x))
+                 _W["ldaxr"](17, 16), _W["add.x"](17, 17, x), _W["stlxr"](15, 17, 16),
+                 _W["cbnz"](15, -3), _W["sub.x"](d, 17, x))
 
 
 def _a64_prefetch(asm, base, disp):
@@ -5320,28 +5321,23 @@ def _a64_load_high(asm, d, a, base, disp):
     asm.code += _access("ldr.q", d + 1, base, disp)
 
 
-def _a64_load_n(asm, d, base, n, disp):
-    """All eight lanes at once; or lane by lane, until n are there."""
-    d = _PAIR[d]
+def _a64_lanes(asm, pair, single, v, base, n, disp, clear=()):
+    """All eight lanes at once; or, where n < 8, lane by lane until n are done."""
     asm.code += (*_sum_words(16, base, disp),
-                  _W["cmp.i"](n, 8), _W["b.if"](_CONDITION["<"], 3),
-                  _W["ldp.q"](d, d + 1, 16, 0), _W["b"](3 + 3 * 8),
-                  _W["movi.16b"](d, 0, 0), _W["movi.16b"](d + 1, 0, 0))
-    _a64_lane_by_lane(asm, "ld1.s", d, n)
+                 _W["cmp.i"](n, 8), _W["b.if"](_CONDITION["<"], 3),
+                 _W[pair](v, v + 1, 16, 0), _W["b"](1 + len(clear) + 3 * 8), *clear)
+    for lane in range(8):
+        asm.code += (_W["cmp.i"](n, lane), _W["b.if"](_CONDITION["<="], 2 + 3 * (7 - lane)),
+                     _W[single](v + (lane >> 2), lane >> 1 & 1, lane & 1, 16))
+
+
+def _a64_load_n(asm, d, base, n, disp):
+    clear = _W["movi.16b"](_PAIR[d], 0, 0), _W["movi.16b"](_PAIR[d] + 1, 0, 0)
+    _a64_lanes(asm, "ldp.q", "ld1.s", _PAIR[d], base, n, disp, clear)
 
 
 def _a64_store_n(asm, base, v, n, disp):
-    v = _PAIR[v]
-    asm.code += (*_sum_words(16, base, disp),
-                  _W["cmp.i"](n, 8), _W["b.if"](_CONDITION["<"], 3),
-                  _W["stp.q"](v, v + 1, 16, 0), _W["b"](1 + 3 * 8))
-    _a64_lane_by_lane(asm, "st1.s", v, n)
-
-
-def _a64_lane_by_lane(asm, name, v, n):
-    for lane in range(8):
-        asm.code += (_W["cmp.i"](n, lane), _W["b.if"](_CONDITION["<="], 2 + 3 * (7 - lane)),
-                      _W[name](v + (lane >> 2), lane >> 1 & 1, lane & 1, 16))
+    _a64_lanes(asm, "stp.q", "st1.s", _PAIR[v], base, n, disp)
 
 
 def _a64_load_i32_at(asm, d, base, disps, t):
@@ -5370,12 +5366,15 @@ def _a64_blend_i32(asm, d, a, b, bits):
             asm.code += [_W["ins.s"](d + half, i, b + half, i) for i in range(4) if part >> i & 1]
 
 
-_SHUFFLES = {(0, 1, 2, 3): ("mov.16b",), (1, 0, 3, 2): ("rev64.4s",),
-           (0, 0, 1, 1): ("zip1.4s", None), (2, 2, 3, 3): ("zip2.4s", None),
-           (1, 2, 3, 0): ("ext.16b", None, 4), (2, 3, 0, 1): ("ext.16b", None, 8),
-           (3, 0, 1, 2): ("ext.16b", None, 12),
-           (0, 1, 0, 1): ("dup.d", 0), (2, 3, 2, 3): ("dup.d", 1),
-           **{(i, i, i, i): ("dup.s", i) for i in range(4)}}
+# order -> row, and what follows d and a: the register a again (None), a lane, a number of bytes
+_SHUFFLES = {
+    (0, 1, 2, 3): ("mov.16b",), (1, 0, 3, 2): ("rev64.4s",),
+    (0, 0, 1, 1): ("zip1.4s", None), (2, 2, 3, 3): ("zip2.4s", None),
+    (1, 2, 3, 0): ("ext.16b", None, 4), (2, 3, 0, 1): ("ext.16b", None, 8),
+    (3, 0, 1, 2): ("ext.16b", None, 12),
+    (0, 1, 0, 1): ("dup.d", 0), (2, 3, 2, 3): ("dup.d", 1),
+    **{(i, i, i, i): ("dup.s", i) for i in range(4)},
+}
 
 
 def _a64_shuffle_i32(asm, d, a, order):
@@ -5394,9 +5393,6 @@ def _a64_shuffle_i32(asm, d, a, order):
             asm.code.append(_W["ins.w"](d, i, 15 if source & 1 else holds))
 
 
-# Jumps.  Whether a jump goes forwards or back, its word is made at the end, when all labels, pairs
-# (what, number of the block), have their places.
-
 def _a64_compare(asm, a, b):
     asm.code.append(_W["cmp.x"](a, b))
 
@@ -5410,46 +5406,15 @@ def _a64_compare_imm(asm, a, number):
         asm.code += (*_constant_words(16, number), _W["cmp.x"](a, 16))
 
 
-def _a64_loop(asm, counter, block):
-    _a64_compare_imm(asm, counter, 0)
-    asm.jump(("end", block), "<=")
+def _a64_loop(asm, count, block):
+    asm.code.append(_W["cmp.i"](count, 0))
+    asm.jump("<=", ("end", block))
     asm.label(("top", block))
 
 
-def _a64_endloop(asm, counter, block):
-    asm.code.append(_W["subs.i"](counter, counter, 1))
-    asm.jump(("top", block), ">")
-    asm.label(("end", block))
-
-
-_UNLESS = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
-
-
-def _a64_control(compare):
-    """Return the functions of if, while and endwhile that compare in this way."""
-    def if_(asm, a, how, b, block):
-        compare(asm, a, b)
-        asm.jump(("end" if asm.blocks[block][1] is None else "else", block), _UNLESS[how])
-
-    def while_(asm, a, how, b, block):
-        compare(asm, a, b)
-        asm.jump(("end", block), _UNLESS[how])
-        asm.label(("top", block))
-
-    def endwhile(asm, a, how, b, block):
-        compare(asm, a, b)
-        asm.jump(("top", block), how)
-        asm.label(("end", block))
-
-    return if_, while_, endwhile
-
-
-def _a64_else(asm, block):
-    asm.jump(("end", block))
-    asm.label(("else", block))
-
-
-def _a64_endif(asm, block):
+def _a64_endloop(asm, count, block):
+    asm.code.append(_W["subs.i"](count, count, 1))
+    asm.jump(">", ("top", block))
     asm.label(("end", block))
 
 
@@ -5461,7 +5426,7 @@ def _a64_call(asm, address, a, b, c, live):
     mov = _W["mov.x"]
     asm.code += [_W["stp.x"](*pair) for pair in pairs]
     asm.code += (mov(16, address), mov(17, b), mov(15, c), mov(0, a), mov(1, 17), mov(2, 15),
-                  _W["blr"](16))
+                 _W["blr"](16))
     asm.code += [_W["ldp.x"](*pair) for pair in pairs]
 
 
@@ -5482,11 +5447,11 @@ def _arm64_rows(has_dot):
         "store_f32_n": _a64_store_n, "store_i32_n": _a64_store_n,
         "insert_i32": _a64_insert_i32, "blend_i32": _a64_blend_i32,
         "shuffle_i32": _a64_shuffle_i32,
-        "loop": _a64_loop, "endloop": _a64_endloop, "else": _a64_else, "endif": _a64_endif,
-        "call": _a64_call}
+        "loop": _a64_loop, "endloop": _a64_endloop, "call": _a64_call,
+        # labels and jumps are those of 5.2, since the methods of both encoders are called alike
+        "else": _else, "endif": lambda asm, block: asm.label(("end", block))}
     for form, compare in (("", _a64_compare), ("_imm", _a64_compare_imm)):
-        functions = _a64_control(compare)
-        others.update(zip(("if" + form, "while" + form, "endwhile" + form), functions))
+        others.update(zip(("if" + form, "while" + form, "endwhile" + form), _branches(compare)))
     rows.update({name: (function, 0) for name, function in others.items()})
     rows["load_i32_at"] = _a64_load_i32_at, 1
     return rows
@@ -5505,7 +5470,7 @@ class Arm64:
         self.abi = abi
         self.rows = _arm64_rows(isa == "neon_dot")
         self.code = []
-        self.labels, self.jumps = {}, []        # label -> place;  (place, label, condition)
+        self.labels, self.jumps = {}, []        # label -> place; (place, how, label)
         self.constants = {}                     # 16 bytes -> [(place, register)]
         self.blocks = None
 
@@ -5530,9 +5495,12 @@ class Arm64:
     def label(self, name):
         self.labels[name] = len(self.code)
 
-    def jump(self, label, how=None):
-        """Jump to a label, if the comparison just made came out as `how`."""
-        self.jumps.append((len(self.code), label, how))
+    def jump(self, how, label):
+        """Jump to a label if the comparison just made came out as `how`, or always if None.
+
+        The word is made at the end, when all labels have their places.
+        """
+        self.jumps.append((len(self.code), how, label))
         self.code.append(0)
 
     def load_constant(self, d, data):
@@ -5552,7 +5520,7 @@ class Arm64:
         if len(code) + 4 * len(self.constants) >= 1 << 18:
             raise ValueError(f"a kernel of {4 * len(code)} bytes, but arm64 jumps reach 1 MiB; "
                              "unroll less")
-        for place, label, how in self.jumps:
+        for place, how, label in self.jumps:
             distance = self.labels[label] - place
             code[place] = _W["b.if"](_CONDITION[how], distance) if how else _W["b"](distance)
         for data, uses in self.constants.items():
