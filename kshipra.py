@@ -2674,7 +2674,7 @@ def attend(q, chunks, scale, cap=0.0, sink=None):
         top = max(m, sink)
         a, b = exp((m - top, sink - top))
         l, o = f32(f32(l * a) + b), f32_scale(o, a)
-    return f32_scale(o, f32(1 / l))
+    return array("f", [v / l for v in o])
 
 
 # 4.4 The operation surface: what a forward pass may call, and nothing else.  `Native`
@@ -7454,11 +7454,10 @@ def _attention_finish(k, at, field, get, put, head_dim):
                 both = emit_exp(k, k.blend_i32(m - top, sink - top, 0b10))
                 k.mov(a, k.broadcast_lane(both, 0))
                 k.mov(l, l * a + k.broadcast_lane(both, 1))
-            inverse = k.const_f32x8(1.0) / l
             for t in range(at.n_vectors):
                 lanes = k.imm(head_dim % 8) if 8 * (t + 1) > head_dim else None
                 o = k.load_f32x8(state, at.o + 32 * t) * a
-                _store_some(k, out, o * inverse, lanes, 32 * t)
+                _store_some(k, out, o / l, lanes, 32 * t)
             head += 1
             out += 4 * head_dim
             state += at.state_bytes
@@ -7781,7 +7780,7 @@ class NativeFault(Exception):
 CHUNK_BYTES = 64 << 10                  # of weights: much against taking a chunk, little against a core's share
 PANEL_ROWS = 32                         # weight rows of a chunk where many activations meet them
 SLICE = 4096                            # elements of a chunk of an element-wise operation
-ATTENTION_ROWS = 8                      # neighbouring rows that share the loading of keys
+ATTENTION_ROWS = 16                     # neighbouring rows that share the loading of keys
 SCRATCH_BYTES = 8 << 20                 # of each thread; committed as it is written
 KEPT_PROGRAMS = 8
 
