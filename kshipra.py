@@ -9951,6 +9951,39 @@ def describe(path, ctx_size=None, kv_type="f16"):
     yield f"  together     {megabytes(total)}{verdict}"
 
 
+def listed_kernels():
+    """Return {name: (emit function, *parameters)} of the kernels that --listing can print."""
+    kernels = {}
+    for name, fmt in FORMATS.items():
+        name = name.lower()
+        if fmt.sub_len is None:
+            kernels[name] = emit_matmul_float, fmt, 64
+        else:
+            kernels[name] = emit_matvec, fmt, max(fmt.block_len, 64)
+            kernels[name + "_panel"] = emit_matmul, fmt, max(fmt.block_len, 64)
+        kernels["embed_" + name] = emit_embed, fmt, max(fmt.block_len, 64)
+    for emit in (emit_quantize, emit_add, emit_mul, emit_scale, emit_silu, emit_gelu,
+                 emit_silu_mul, emit_gelu_mul, emit_softcap, emit_rms_norm, emit_layer_norm,
+                 emit_rows, emit_argmax, emit_compact, emit_run):
+        kernels[emit.__name__[5:]] = (emit,)
+    for pairing in ("interleaved", "half"):
+        kernels["rope_" + pairing] = emit_rope, pairing
+    for kv_type in KV_TYPES:
+        kernels["kv_store_" + kv_type] = emit_kv_store, kv_type, 64
+        kernels["attention_" + kv_type] = emit_attention, kv_type, 64
+    return kernels
+
+
+def kernel_listing(name):
+    """Return a kernel as text: what it must equal, then each operation with its bytes."""
+    kernels = listed_kernels()
+    if name.lower() not in kernels:
+        raise KshipraError(f"no kernel is called {name!r}; there are {', '.join(kernels)}")
+    emit, *parameters = kernels[name.lower()]
+    isa = choose_isa(os.environ)[0] or "avx2"
+    return f"{name}, {isa}\n\n{emit.__doc__.strip()}\n\n{listing(build(emit, *parameters), isa)}"
+
+
 def build_parser():
     """Return the argparse parser of the command line."""
     parser = argparse.ArgumentParser(
@@ -9984,6 +10017,7 @@ def build_parser():
     add("--info", action="store_true", help="print metadata, tensors and a memory plan")
     add("--profile", action="store_true",
         help="print where the time and the memory of --prompt and --max-tokens go")
+    add("--listing", metavar="KERNEL", help="print a kernel's machine code, such as q4_0")
     add("--json", action="store_true", help="print one JSON object instead of text")
     return parser
 
@@ -10068,6 +10102,9 @@ def run_command(argv):
     """Do what the arguments ask for; return the exit status."""
     parser = build_parser()
     args = parser.parse_args(argv)
+    if args.listing:
+        print(kernel_listing(args.listing))
+        return 0
     if args.info:
         for line in describe(args.model, args.ctx_size, args.kv_type):
             print(line)
