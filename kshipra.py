@@ -6337,11 +6337,12 @@ def matmul_scratch_bytes(format, n_in, chunk_rows):
 class Panel:
     """Where codes and scales are sent to be kept: the record at register `at` and those after it.
 
-    bias: what the kept codes are more than the true ones, see emit_matmul.
+    bias: what the kept codes are more than the true ones, see emit_matmul
+    ahead: Ahead, or None
     """
 
-    def __init__(self, k, format, at, bias):
-        self.k, self.format, self.at, self.bias = k, format, at, bias
+    def __init__(self, k, format, at, bias, ahead):
+        self.k, self.format, self.at, self.bias, self.ahead = k, format, at, bias, ahead
         self.record_bytes = panel_record_bytes(format)
 
     def keep(self, s, scale, low):
@@ -6353,18 +6354,24 @@ class Panel:
             self.k.store_f32x8(self.at, low, disp + 32)
 
     def codes(self, i, v):
+        if self.ahead:
+            self.ahead.fetch(i)
         if self.bias == 128:
             v = self.k.xor(v, self.k.const_i8x32(-128).i32)
         self.k.store_i32x8(self.at, v, i // 32 * self.record_bytes + i % 32 * 8)
 
     def finish(self):
+        if self.ahead:
+            self.ahead.finish()
         self.k.add(self.at, stretch_of(self.format) // 32 * self.record_bytes, to=self.at)
 
 
-def emit_panel(k, format, block, n_blocks, at, bias):
+def emit_panel(k, format, block, n_blocks, at, bias, ahead=None):
     """Emit the unpacking of n_blocks blocks of eight runs into the panel at register `at`."""
-    out = Panel(k, format, at, bias)
-    with k.loop(n_blocks):
+    out = Panel(k, format, at, bias, ahead)
+    with k.loop(n_blocks) as blocks_left:
+        if ahead:
+            ahead.start(blocks_left)
         emit_scales(k, format, block, out.keep)
         emit_codes(k, format, block, out)
         k.add(block.base, format.block_bytes, to=block.base)
@@ -6418,7 +6425,8 @@ def emit_matmul(k, format, n_in, lanes=8, full_u8=False):
     with k.while_(row, "<", end):
         first = k.min(row, emit_reload(k, "n_out") - lanes)
         block = EightRuns(k, emit_reload(k, "w") + first * row_bytes, steps)
-        emit_panel(k, format, block, n_in // format.block_len, panel, bias)
+        ahead = Ahead(k, format, steps, row_bytes, block.base)
+        emit_panel(k, format, block, n_in // format.block_len, panel, bias, ahead)
         row += 8
     x, y, rows_left = [emit_reload(k, name) for name in ("x", "y", "n_rows")]
     group_step = k.rem(rows_left, k.imm(ACT_GROUP)) << 6
