@@ -9032,7 +9032,8 @@ def penalize(logits, tokens, penalty):
     """
     out = array("f", logits)
     for t in {t for t in tokens if t < len(out)}:
-        out[t] = out[t] / penalty if out[t] > 0 else out[t] * penalty
+        new = out[t] / penalty if out[t] > 0 else out[t] * penalty
+        out[t] = min(max(new, -F32_MAX), F32_MAX)
     return out
 
 
