@@ -9619,6 +9619,13 @@ class Model(Engine):
             out.extend(self.step([(t, a + i, seq) for i, t in enumerate(part)]))
         return out
 
+    def prompt_ids(self, prompt):
+        """Return a prompt's token ids; text that spells the beginning token gets no second one."""
+        if not isinstance(prompt, str):
+            return list(prompt)
+        ids, bos = self.tokenizer.encode(prompt), self.tokenizer.bos_id
+        return ids[1:] if self.tokenizer.add_bos and ids[:2] == [bos, bos] else ids
+
     def check_prompt(self, ids):
         """Refuse a prompt that is empty or longer than the context; nothing is ever cut."""
         if not ids:
@@ -9639,7 +9646,7 @@ class Model(Engine):
         progress(done, total): called while the prompt is read
         sampling: the parameters of Sampler
         """
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self.prompt_ids(prompt)
         stops = [stop] if isinstance(stop, str) else list(stop)
         if "" in stops:
             raise KshipraError("a stop string is empty; give at least one character")
@@ -9650,7 +9657,7 @@ class Model(Engine):
     def generate_ids(self, prompt, max_tokens=None, ignore_eos=False, strategy="cached",
                      **sampling):
         """Iterate over token ids, up to and without the end token; parameters as for generate."""
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self.prompt_ids(prompt)
         tokens, limit = self._tokens(ids, max_tokens, strategy, None, sampling)
         stop_ids = () if ignore_eos else self.tokenizer.stop_ids
         return itertools.takewhile(lambda t: t not in stop_ids, itertools.islice(tokens, limit))
