@@ -9858,13 +9858,13 @@ def choose_backend(device, threads, weight_bytes):
     """
     if device not in DEVICES:
         raise KshipraError(f"device {device!r} is unknown; use one of {', '.join(DEVICES)}")
-    threads = os.environ.get("KSHIPRA_THREADS") if threads is None else threads
+    asked = os.environ.get("KSHIPRA_THREADS") if threads is None else threads
     try:
-        threads = None if threads in (None, "") else int(threads)
+        threads = None if asked in (None, "") else int(asked)
     except ValueError:
         threads = 0
     if threads is not None and not 1 <= threads <= 256:
-        raise KshipraError("the number of threads must be a whole number from 1 to 256")
+        raise KshipraError(f"threads is {asked!r}; a whole number of 1 to 256 is needed")
     if device == "python":
         return Reference()
     isa, reason = choose_isa(os.environ)
