@@ -9182,7 +9182,8 @@ def penalize(logits, tokens, penalty):
     """
     out = array("f", logits)
     for t in {t for t in tokens if t < len(out)}:
-        out[t] = out[t] / penalty if out[t] > 0 else out[t] * penalty
+        new = out[t] / penalty if out[t] > 0 else out[t] * penalty
+        out[t] = min(max(new, -F32_MAX), F32_MAX)
     return out
 
 
@@ -9772,6 +9773,13 @@ class Model(Engine):
             out.extend(self.step([(t, a + i, seq) for i, t in enumerate(part)]))
         return out
 
+    def prompt_ids(self, prompt):
+        """Return a prompt's token ids; text that spells the beginning token gets no second one."""
+        if not isinstance(prompt, str):
+            return list(prompt)
+        ids, bos = self.tokenizer.encode(prompt), self.tokenizer.bos_id
+        return ids[1:] if self.tokenizer.add_bos and ids[:2] == [bos, bos] else ids
+
     def check_prompt(self, ids):
         """Refuse a prompt that is empty or longer than the context; nothing is ever cut."""
         if not ids:
@@ -9792,7 +9800,7 @@ class Model(Engine):
         progress(done, total): called while the prompt is read
         sampling: the parameters of Sampler
         """
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self.prompt_ids(prompt)
         stops = [stop] if isinstance(stop, str) else list(stop)
         if "" in stops:
             raise KshipraError("a stop string is empty; give at least one character")
@@ -9803,7 +9811,7 @@ class Model(Engine):
     def generate_ids(self, prompt, max_tokens=None, ignore_eos=False, strategy="cached",
                      **sampling):
         """Iterate over token ids, up to and without the end token; parameters as for generate."""
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self.prompt_ids(prompt)
         tokens, limit = self._tokens(ids, max_tokens, strategy, None, sampling)
         stop_ids = () if ignore_eos else self.tokenizer.stop_ids
         return itertools.takewhile(lambda t: t not in stop_ids, itertools.islice(tokens, limit))
@@ -9858,13 +9866,13 @@ def choose_backend(device, threads, weight_bytes):
     """
     if device not in DEVICES:
         raise KshipraError(f"device {device!r} is unknown; use one of {', '.join(DEVICES)}")
-    threads = os.environ.get("KSHIPRA_THREADS") if threads is None else threads
+    asked = os.environ.get("KSHIPRA_THREADS") if threads is None else threads
     try:
-        threads = None if threads in (None, "") else int(threads)
+        threads = None if asked in (None, "") else int(asked)
     except ValueError:
         threads = 0
     if threads is not None and not 1 <= threads <= 256:
-        raise KshipraError("the number of threads must be a whole number from 1 to 256")
+        raise KshipraError(f"threads is {asked!r}; a whole number of 1 to 256 is needed")
     if device == "python":
         return Reference()
     isa, reason = choose_isa(os.environ)
