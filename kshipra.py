@@ -57,6 +57,7 @@ import struct
 import sys
 import threading
 import time
+import types
 import unicodedata
 import zlib
 from array import array
@@ -2674,7 +2675,7 @@ def attend(q, chunks, scale, cap=0.0, sink=None):
         top = max(m, sink)
         a, b = exp((m - top, sink - top))
         l, o = f32(f32(l * a) + b), f32_scale(o, a)
-    return f32_scale(o, f32(1 / l))
+    return array("f", [v / l for v in o])
 
 
 # 4.4 The operation surface: what a forward pass may call, and nothing else.  `Native`
@@ -2977,7 +2978,7 @@ def _to_f32(lanes): return array("f", lanes).tobytes()
 def _to_i32(lanes): return _pack_u32(*[x & 0xFFFFFFFF for x in lanes])
 def _to_i16(lanes): return _pack_u16(*[x & 0xFFFF for x in lanes])
 def _to_i8(lanes): return bytes([x & 0xFF for x in lanes])
-def _mask(lanes, n_bytes): return b"".join([b"\xff" * n_bytes if x else bytes(n_bytes) for x in lanes])
+def _mask(lanes, n_bytes): return b"".join([(b"\xff" if x else b"\0") * n_bytes for x in lanes])
 def _i64(x): return ((x & 0xFFFFFFFFFFFFFFFF) ^ 0x8000000000000000) - 0x8000000000000000
 
 
@@ -3086,7 +3087,7 @@ def _load_int(n_bytes, signed):
 
 
 def _store_int(n_bytes):
-    return lambda base, x, disp: _store(base + disp, (x & ((1 << 8 * n_bytes) - 1)).to_bytes(n_bytes, "little"))
+    return lambda base, x, disp: _store(base + disp, (x % 2**64).to_bytes(8, "little")[:n_bytes])
 
 
 def _load_lanes(form, write):
@@ -3128,6 +3129,7 @@ _add, _sub, _mul = operator.add, operator.sub, operator.mul
 #   Masks are lanes of all ones or all zeros; `select` needs bytes of 0x00 or 0xff.
 #   shuffle_i8 needs indices 0..15, or 128..255 for a zero; it stays within each half.
 #   dot4_us needs u <= 127 as unsigned bytes, dot4_ss needs b >= -127: then no step overflows.
+#   Of the x86-64 instruction sets, vnni and avxvnni take u up to 255.
 #   Per-lane shift counts are 0..31.  div and rem are unsigned, and the divisor is not 0.
 
 _OP_ROWS = [
@@ -3187,7 +3189,8 @@ _OP_ROWS = [
     ("load_i32_n",    "V=iid", "i32", _load_first),
     ("store_f32_n",   "=ivid", None, _store_first),          # n lanes, the rest not written
     ("store_i32_n",   "=ivid", None, _store_first),
-    ("load_i32_at",   "V=in",  "i32", lambda base, disps: b"".join([_load(base + d, 4) for d in disps])),
+    ("load_i32_at",   "V=in",  "i32", lambda base, disps: b"".join(
+        [_load(base + disp, 4) for disp in disps])),
     ("broadcast_i8x16", "V=id", "i8", lambda base, disp: _load(base + disp, 16) * 2),
     ("broadcast_i64x4", "V=id", "i8", lambda base, disp: _load(base + disp, 8) * 4),
     ("broadcast_f32x8", "V=id", "f32", lambda base, disp: _load(base + disp, 4) * 8),
@@ -3208,14 +3211,15 @@ _OP_ROWS = [
     ("sqrt_f32",    "V=v",   "f32", _map1(_square_root, _f32, _to_f32)),
     ("round_f32",   "V=v",   "f32", _map1(_whole(round), _f32, _to_f32)),      # half to even
     ("floor_f32",   "V=v",   "f32", _map1(_whole(math.floor), _f32, _to_f32)),
-    ("cmp_f32",     "V=vnv", "i32", lambda a, how, b: _mask(map(COMPARE[how], _f32(a), _f32(b)), 4)),
+    ("cmp_f32",     "V=vnv", "i32", lambda a, how, b: _mask(
+        map(COMPARE[how], _f32(a), _f32(b)), 4)),
     ("i32_to_f32",  "V=v",   "f32", _map1(float, _i32, _to_f32)),
     ("f32_to_i32",  "V=v",   "i32", _map1(_int32, _f32, _to_i32)),             # half to even
     ("hadd_f32",    "V=vv",  "f32", _hadd),
-    ("hsum_f32",    "V=v",   "f32", _hsum_f32),   # ((l0+l1)+(l2+l3)) + ((l4+l5)+(l6+l7)), every lane
+    ("hsum_f32",    "V=v",   "f32", _hsum_f32),    # ((0+1)+(2+3)) + ((4+5)+(6+7)), in every lane
     ("hmax_f32",    "V=v",   "f32", _fold(_larger, _f32, _to_f32)),
     ("load_f16x8",  "V=id",  "f32", _load_lanes("<8e", _to_f32)),
-    ("f16_to_f32",  "V=v",   "f32", lambda a: _to_f32(struct.unpack("<8e", a[:16]))),   # of the low half
+    ("f16_to_f32",  "V=v",   "f32", lambda a: _to_f32(struct.unpack("<8e", a[:16]))),  # low half
     ("load_bf16x8", "V=id",  "f32", _load_lanes("<8H", lambda h: _to_i32([x << 16 for x in h]))),
     ("store_f16x8", "=ivd",  None, lambda base, v, disp: _store(
         base + disp, b"".join(map(_f16_bytes, _f32(v))))),
@@ -3262,7 +3266,8 @@ _OP_ROWS = [
     ("min_u8",      "V=vv",  "i8", _map2(min, bytes, bytes)),
     ("max_u8",      "V=vv",  "i8", _map2(max, bytes, bytes)),
     ("abs_i8",      "V=v",   "i8", _map1(abs, _i8, _to_i8)),
-    ("sign_i8",     "V=vv",  "i8", _map2(lambda x, s: -x if s < 0 else x if s else 0, _i8, _to_i8)),
+    ("sign_i8",     "V=vv",  "i8", _map2(
+        lambda x, s: -x if s < 0 else x if s else 0, _i8, _to_i8)),
     ("cmpeq_i8",    "V=vv",  "i8", lambda a, b: _mask(map(operator.eq, a, b), 1)),
     ("cmpgt_i8",    "V=vv",  "i8", lambda a, b: _mask(map(operator.gt, _i8(a), _i8(b)), 1)),
     ("shuffle_i8",  "V=vv",  "i8", _shuffle_i8),             # (table, index)
@@ -3279,7 +3284,7 @@ _OP_ROWS = [
     ("unpack_hi_i32", "V=vv",   "i32", lambda a, b: _unpack(a, b, 4, 8)),
     ("unpack_lo_i64", "V=vv",   "i32", lambda a, b: _unpack(a, b, 8, 0)),
     ("unpack_hi_i64", "V=vv",   "i32", lambda a, b: _unpack(a, b, 8, 8)),
-    ("shuffle_i32",   "V=vn",   None, lambda a, order: _pick_i32(       # order: 4 of 0..3, per half
+    ("shuffle_i32",   "V=vn",   None, lambda a, order: _pick_i32(        # order: 4 of 0..3
         a, [half + i for half in (0, 4) for i in order])),
     ("blend_i32",     "V=vvn",  None, lambda a, b, bits: b"".join(      # bit i set: lane i from b
         [(b if bits >> i & 1 else a)[4 * i:4 * i + 4] for i in range(8)])),
@@ -3317,7 +3322,8 @@ OPS = {}
 for _verb, _signature, _lane, _meaning in _OP_ROWS:
     OPS[_verb] = Op(_verb, _verb, _signature.replace("j", "i"), _lane, _meaning)
     if "j" in _signature:
-        OPS[_verb + "_imm"] = Op(_verb + "_imm", _verb, _signature.replace("j", "n"), _lane, _meaning)
+        _name = _verb + "_imm"
+        OPS[_name] = Op(_name, _verb, _signature.replace("j", "n"), _lane, _meaning)
 
 
 class Builder:
@@ -3333,6 +3339,7 @@ class Builder:
         self.instructions = []
         self.n_regs = 0
         self.fields = {}              # name -> register, in the order of the 64-bit fields
+        self.held = {}                # constants kept in registers: bytes -> register
         self.blocks = []              # [start, else or None, end]: positions of loop, if, while
         self.open_blocks = []
         self.last_if = None
@@ -3362,6 +3369,7 @@ class Builder:
         return self.emit("mov", source)
 
     def emit(self, name, *operands, to=None):
+        """Append the operation of that name."""
         return getattr(self, "_op_" + name)(*operands, to=to)
 
     # Vectors known when the kernel is built: one value for all lanes, or a list with one for each.
@@ -3379,7 +3387,15 @@ class Builder:
         lanes = [x] * n_lanes if isinstance(x, (int, float)) else list(x)
         if len(lanes) != n_lanes:
             raise ValueError(f"constant of {len(lanes)} lanes; needs 1 or {n_lanes}")
-        return self._op_const(write(lanes), to=VecReg(self, lane))
+        data = write(lanes)
+        if data in self.held:
+            return VecReg(self, lane, self.held[data])
+        return self._op_const(data, to=VecReg(self, lane))
+
+    def hold_i8x32(self, x):
+        """Keep a constant in a register: const_i8x32(x) is that one from here on; do not set it."""
+        v = self.const_i8x32(x)
+        self.held[_to_i8([x] * 32 if isinstance(x, int) else x)] = v.id
 
     # Blocks, used as context managers: with k.loop(n): ...
 
@@ -3427,7 +3443,7 @@ class Block:
         else:
             number = len(k.blocks)
             k.blocks.append([here, None, None])
-            k._control(self.kind, *self.operands, number)
+            k.emit(self.kind, *self.operands, number)
         k.open_blocks.append(number)
         return self.operands[0] if self.kind == "loop" else None
 
@@ -3438,16 +3454,27 @@ class Block:
         if self.kind in ("if", "else"):
             k.instructions.append(("endif", number))
         else:
-            k._control("end" + self.kind, *self.operands, number)
+            k.emit("end" + self.kind, *self.operands, number)
+
+
+# How far the constants of an operation go: bits of a shift, lanes, halves, bits of a mask.
+_LIMITS = {"shl": 64, "shr": 64, "sar": 64, "shl_i32": 32, "shr_i32": 32, "sar_i32": 32,
+           "shl_i16": 16, "shr_i16": 16, "sar_i16": 16, "broadcast_lane": 8, "extract_i32": 8,
+           "insert_i32": 8, "extend_i8": 2, "extend_u8": 2, "extend_i16": 2, "extend_u16": 2,
+           "blend_i32": 256, "halves": 4, "shuffle_i32": 4}
 
 
 def _add_method(op):
-    """Give Builder the method that appends one `op`.  Checks kinds, so that mistakes show where made."""
+    """Give Builder the method that appends one `op`.
+
+    Kinds and constants are checked here, so that a mistake shows in the line that makes it.
+    """
     name, lane, accepts, sets, updates = op.name, op.lane, op.accepts, op.sets, op.updates
     n_operands = len(op.letters) - sets
     has_disp = op.letters.endswith("d")
-    vector = op.letters[:1] == "V"
+    result_kind = VecReg if op.letters[:1] in "VW" else IntReg
     like = 1 if name == "select" else 0            # the operand whose lane type the result has
+    limit = _LIMITS.get(name)
 
     def method(self, *operands, to=None):
         if updates:
@@ -3456,21 +3483,35 @@ def _add_method(op):
             operands += (0,)
         if tuple(map(type, operands)) not in accepts:
             raise TypeError(f"{name} takes {op.letters[sets:]!r}, got {operands}")
-        if sets:
-            if to is None:
-                to = VecReg(self, lane or operands[like].lane) if vector else IntReg(self)
-            self.instructions.append((name, to, *operands))
-            return to
-        self.instructions.append((name, *operands))
+        if limit and not _within(operands, limit):
+            raise ValueError(f"{name} takes constants 0 to {limit - 1}, got {operands}")
+        if not sets:
+            self.instructions.append((name, *operands))
+            return None
+        if to is None:
+            to = (IntReg(self) if result_kind is IntReg else
+                  VecReg(self, lane or operands[like].lane))
+        elif type(to) is not result_kind:
+            raise TypeError(f"{name} sets a {result_kind.__name__}, got to={to}")
+        self.instructions.append((name, to, *operands))
+        return to
 
     setattr(Builder, "_op_" + name, method)
     if not hasattr(Builder, name):
         setattr(Builder, name, method)
 
 
+def _within(operands, limit):
+    """Return whether all constants among operands, or in a tuple of them, are in 0..limit-1."""
+    constants = [x for x in operands if type(x) is int] + [
+        x for order in operands if type(order) is tuple for x in order]
+    return all(0 <= x < limit for x in constants)
+
+
 def _register_or_int(name, position):
-    """Return the method that picks operation `name` or its _imm form by the operand at `position`."""
-    on_register, on_int = getattr(Builder, "_op_" + name), getattr(Builder, "_op_" + name + "_imm")
+    """Return the method that picks operation `name` or its _imm form by one of the operands."""
+    on_register = getattr(Builder, "_op_" + name)
+    on_int = getattr(Builder, "_op_" + name + "_imm")
 
     def method(self, *operands, to=None):
         return (on_int if type(operands[position]) is int else on_register)(self, *operands, to=to)
@@ -3489,7 +3530,8 @@ for _verb, _signature, _lane, _meaning in _OP_ROWS:
 
 def _either(int_name, vector_name):
     """Return the method that picks the integer or the vector operation by its first operand."""
-    on_ints, on_vectors = getattr(Builder, "_op_" + int_name), getattr(Builder, "_op_" + vector_name)
+    on_ints = getattr(Builder, "_op_" + int_name)
+    on_vectors = getattr(Builder, "_op_" + vector_name)
 
     def method(self, a, b, to=None):
         return (on_vectors if type(a) is VecReg else on_ints)(self, a, b, to=to)
@@ -3498,7 +3540,6 @@ def _either(int_name, vector_name):
 
 Builder.and_, Builder.or_ = _either("iand", "vand"), _either("ior", "vor")
 Builder.xor, Builder.andnot = _either("ixor", "vxor"), Builder.vandnot
-Builder._control = lambda self, name, *operands: getattr(self, "_op_" + name)(*operands)
 
 
 def _load_method(lane):
@@ -3570,6 +3611,13 @@ def interpret(kernel, args, chunk=0, scratch=0, functions=None):
 # in the kernel.
 
 ENCODERS = {}           # name of an instruction set -> its encoder class; 5.2 and 5.3 fill it
+_MACHINE = {"amd64": "x86-64", "x86_64": "x86-64", "arm64": "arm64", "aarch64": "arm64"}.get(
+    platform.machine().lower())
+
+
+def host_abi():
+    """Return the name of this machine's calling convention."""
+    return "aapcs64" if _MACHINE == "arm64" else "win64" if sys.platform == "win32" else "sysv"
 
 
 def _lifetimes(kernel):
@@ -3597,8 +3645,8 @@ def _lifetimes(kernel):
                 raise ValueError(f"kernel {kernel.name}, instruction {at}: {name} reads {x}, "
                                  "which was not set before; set it first")
             if scope[r] not in open_scopes:
-                raise ValueError(f"kernel {kernel.name}, instruction {at}: {name} names {x}, first "
-                                 "set in a block that has ended; set it before that block")
+                raise ValueError(f"kernel {kernel.name}, instruction {at}: {name} names {x}, "
+                                 "first set in a block that has ended; set it before that block")
             if last[r] < at:
                 last[r] = at
             if open_loops and first[r] < open_loops[-1][0]:
@@ -3621,9 +3669,9 @@ def _too_many(kernel, kind, have, first, last):
     ids = {x.id for instruction in kernel.instructions for x in instruction if type(x) is kind}
     busy = [sum(first[r] <= at <= last[r] for r in ids) for at in range(len(kernel.instructions))]
     at = busy.index(max(busy))
-    return ValueError(f"kernel {kernel.name} needs {max(busy)} {kind.__name__} and its temporaries "
-                      f"at instruction {at}, {kernel.instructions[at]}, but there are {have}; "
-                      "keep fewer values at once")
+    return ValueError(f"kernel {kernel.name} needs {max(busy)} {kind.__name__} and its "
+                      f"temporaries at instruction {at}, {kernel.instructions[at]}, but there "
+                      f"are {have}; keep fewer values at once")
 
 
 def allocate(kernel, encoder):
@@ -3640,7 +3688,8 @@ def allocate(kernel, encoder):
         if at >= 0:
             ending[at].append(r)
     real = [None] * kernel.n_regs
-    free_ints, free_vecs = list(reversed(encoder.int_order)), list(reversed(range(encoder.n_vectors)))
+    free_ints = list(reversed(encoder.int_order))
+    free_vecs = list(reversed(range(encoder.n_vectors)))
     free_of = {}                        # register -> the list it came from
     used_ints, used_vecs = set(), set()
     for r, parameter in enumerate(encoder.parameters):
@@ -3713,7 +3762,8 @@ def listing(kernel, isa, abi=None):
     """Return a kernel as text: each operation, and below it offset, bytes and assembly.
 
     The emitting methods of an encoder are wrapped to note what they are called with, so that
-    nothing is spent on text unless it is asked for.  That of arm64 has none: its words can be read.
+    nothing is spent on text unless it is asked for.  That of arm64 has none: its words can be
+    read.
     """
     encoder = ENCODERS[isa](isa, abi or host_abi())
     notes, depth = [(0, None, ("begin",))], 0       # (offset, emitter or None, what it was given)
@@ -3746,11 +3796,13 @@ def listing(kernel, isa, abi=None):
             parts = [(at, code[at:at + 4]) for at in range(start, end, 4)]      # none if noted
             texts = [encoder.disassemble(data) for _, data in parts]
         else:
-            parts, texts = [(start, code[start:end])], [encoder.text(name, operands, code[start:end])]
+            data = code[start:end]
+            parts, texts = [(start, data)], [encoder.text(name, operands, data)]
         for (at, data), text in zip(parts, texts):
             lines.append(f"{at:04x}  {data.hex(' '):<30}  {text}")
     if len(code) > encoder.n_code_bytes:
-        lines.append(f"{encoder.n_code_bytes:04x}  constants: {code[encoder.n_code_bytes:].hex(' ')}")
+        data = code[encoder.n_code_bytes:]
+        lines.append(f"{encoder.n_code_bytes:04x}  constants: {data.hex(' ')}")
     return "\n".join(lines)
 
 
@@ -3907,31 +3959,32 @@ class X86:
         self.parameters, self.int_order = _ABI[abi]["parameters"], _ABI[abi]["int_order"]
         self.code = bytearray()
         self.labels, self.jumps = {}, []          # name -> offset; (offset of 4 bytes, name)
-        self.constants, self.uses = {}, []        # bytes -> offset; (offset of 4 bytes, end, bytes)
+        self.constants, self.uses = {}, []        # bytes -> offset; (offset of 4 bytes, bytes)
 
     # The emitters: each appends one instruction.  The first argument names a row above.
 
     def vvv(self, name, reg, vvvv, rm, imm=None):
         """A vector instruction on registers."""
         opcode, mmmmm, w_l_pp = VEX[name]
+        r_vvvv = (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3)
+        modrm = 0xC0 | ((reg & 7) << 3) | (rm & 7)
         if rm < 8 and mmmmm == 1 and w_l_pp < 128:
-            self.code += bytes((0xC5, (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3) | w_l_pp, opcode,
-                                0xC0 | ((reg & 7) << 3) | rm))
+            self.code += bytes((0xC5, r_vvvv | w_l_pp, opcode, modrm))
         else:
-            self.code += bytes((0xC4, (0x40 if reg > 7 else 0xC0) | (0 if rm > 7 else 0x20) | mmmmm,
-                                w_l_pp | ((15 - vvvv) << 3), opcode,
-                                0xC0 | ((reg & 7) << 3) | (rm & 7)))
+            self.code += bytes((0xC4, (r_vvvv & 0x80) | (0x40 if rm > 7 else 0x60) | mmmmm,
+                                (r_vvvv & 0x78) | w_l_pp, opcode, modrm))
         if imm is not None:
             self.code.append(imm)
 
     def vvm(self, name, reg, vvvv, base, disp, imm=None):
         """A vector instruction whose r/m is the memory at base + disp."""
         opcode, mmmmm, w_l_pp = VEX[name]
+        r_vvvv = (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3)
         if base < 8 and mmmmm == 1 and w_l_pp < 128:
-            head = (0xC5, (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3) | w_l_pp, opcode)
+            head = (0xC5, r_vvvv | w_l_pp, opcode)
         else:
-            head = (0xC4, (0x40 if reg > 7 else 0xC0) | (0 if base > 7 else 0x20) | mmmmm,
-                    w_l_pp | ((15 - vvvv) << 3), opcode)
+            head = (0xC4, (r_vvvv & 0x80) | (0x40 if base > 7 else 0x60) | mmmmm,
+                    (r_vvvv & 0x78) | w_l_pp, opcode)
         self.code += bytes(head) + _at(reg, base, disp)
         if imm is not None:
             self.code.append(imm)
@@ -3957,7 +4010,7 @@ class X86:
                             0x05 | ((15 - u) << 3), 0x28, 0x50, 0xC0 | ((acc & 7) << 3) | (s & 7)))
 
     def evex_dot_broadcast(self, acc, u, base, disp):
-        """The same, s being 4 bytes of memory in every lane; a displacement byte counts 4 bytes."""
+        """The same, s being 4 bytes of memory in every lane; a displacement byte counts in 4s."""
         self.code += bytes((0x62, (0x72 if acc > 7 else 0xF2) ^ (0x20 if base > 7 else 0),
                             0x05 | ((15 - u) << 3), 0x38, 0x50)) + _at(acc, base, disp, 4)
 
@@ -3992,7 +4045,8 @@ class X86:
         if n == 0:
             self.rr("xor.r", d, d)
         elif 0 < n < 2**32:                                       # B8+r: clears the upper half
-            self.code += (b"\x41" if d > 7 else b"") + bytes((0xB8 | (d & 7),)) + n.to_bytes(4, "little")
+            self.code += (b"\x41" if d > 7 else b"") + bytes((0xB8 | (d & 7),))
+            self.code += n.to_bytes(4, "little")
         elif -2**31 <= n < 0:
             self.rr("mov.32", 0, d, n)
         else:
@@ -4014,7 +4068,8 @@ class X86:
 
         Always with 4 bytes of distance: a 1-byte form exists, but forward its use is a guess.
         """
-        self.code += b"\xe9\0\0\0\0" if how is None else bytes((0x0F, 0x80 | CONDITION[how], 0, 0, 0, 0))
+        self.code += b"\xe9" if how is None else bytes((0x0F, 0x80 | CONDITION[how]))
+        self.code += bytes(4)
         self.jumps.append((len(self.code) - 4, label))
 
     def label(self, name):
@@ -4029,7 +4084,8 @@ class X86:
         if emitter == "label":
             return f"{name[0]}_{name[1]}:"
         if emitter == "jump":
-            return f"{'jmp' if name is None else 'j' + _JUMP_NAMES[name]} {operands[1][0]}_{operands[1][1]}"
+            part, block = operands[1]
+            return f"{'jmp' if name is None else 'j' + _JUMP_NAMES[name]} {part}_{block}"
         if emitter == "raw":
             return name
         if emitter in ("push", "pop"):
@@ -4068,8 +4124,7 @@ class X86:
     def begin(self, ints, vectors, calls):
         """Save what the calling convention wants kept, and make room on the stack."""
         self.saved = [r for r in _ABI[self.abi]["saved"] if r in ints]
-        self.saved_vecs = [v for v in _ABI[self.abi]["saved_vecs"] if v in vectors or calls]
-        self.saved_vecs = [v for v in self.saved_vecs if v in vectors]
+        self.saved_vecs = [v for v in _ABI[self.abi]["saved_vecs"] if v in vectors]
         for r in self.saved:
             self.push(r)
         self.shadow = 32 if self.abi == "win64" else 0
@@ -4119,7 +4174,8 @@ _MEMORY_SIZE = {"movsx.w": "word ptr ", "movzx.w": "word ptr ", "movsx.b": "byte
 
 
 def _memory_text(base, disp):
-    return f"[{_INT_NAMES['q'][base]}{f' + {disp}' if disp > 0 else f' - {-disp}' if disp else ''}]"
+    distance = f" + {disp}" if disp > 0 else f" - {-disp}" if disp else ""
+    return f"[{_INT_NAMES['q'][base]}{distance}]"
 
 
 def _operands_text(name, pattern, reg, vvvv, r_m, imm):
@@ -4549,7 +4605,8 @@ def _x86_rows(isa):
         "load_i8x16": _vload("vmovdqu.x"), "load_i8x8": _vload("vmovq"),
         "load_f32": _vload("vmovss"), "store_i8x16": _vstore("vmovdqu.mx"),
         "store_i8x8": _vstore("vmovq.m"), "store_f32": _vstore("vmovss.m"),
-        "load_high": plain(lambda asm, d, v, base, disp: asm.vvm("vinserti128", d, v, base, disp, 1)),
+        "load_high": plain(
+            lambda asm, d, v, base, disp: asm.vvm("vinserti128", d, v, base, disp, 1)),
         "load_f32_n": plain(_load_first_row), "load_i32_n": plain(_load_first_row),
         "store_f32_n": plain(_store_first_row, 1), "store_i32_n": plain(_store_first_row, 1),
         "load_i32_at": plain(_load_i32_at, 1),
@@ -4598,7 +4655,8 @@ def _x86_rows(isa):
         "shuffle_i32": plain(lambda asm, d, a, order: asm.vvv(
             "vpshufd", d, 0, a, order[0] | order[1] << 2 | order[2] << 4 | order[3] << 6)),
         "blend_i32": plain(lambda asm, d, a, b, bits: asm.vvv("vpblendd", d, a, b, bits)),
-        "halves": plain(lambda asm, d, a, b, low, high: asm.vvv("vperm2i128", d, a, b, low | high << 4)),
+        "halves": plain(
+            lambda asm, d, a, b, low, high: asm.vvv("vperm2i128", d, a, b, low | high << 4)),
     }
     rows["min"], rows["min_imm"] = map(plain, _extreme("cmovg"))
     rows["max"], rows["max_imm"] = map(plain, _extreme("cmovl"))
@@ -4614,8 +4672,8 @@ def _x86_rows(isa):
         rows["dot4_us"], rows["dot4_us_m"] = _three("vpdpbusd"), (_dot4_us_m_avxvnni, 1)
         rows["dot4_ss"] = _dot4_ss(lambda asm, acc, u, s, _: asm.vvv("vpdpbusd", acc, u, s))
     else:
-        rows["dot4_us"] = plain(lambda asm, acc, u, s: asm.evex_dot(acc, u, s))
-        rows["dot4_us_m"] = plain(lambda asm, acc, u, base, disp: asm.evex_dot_broadcast(acc, u, base, disp))
+        rows["dot4_us"] = plain(lambda asm, *operands: asm.evex_dot(*operands))
+        rows["dot4_us_m"] = plain(lambda asm, *operands: asm.evex_dot_broadcast(*operands))
         rows["dot4_ss"] = _dot4_ss(lambda asm, acc, u, s, _: asm.evex_dot(acc, u, s))
     return rows
 
@@ -4642,8 +4700,9 @@ ENCODERS.update(avx2=X86, vnni=X86, avxvnni=X86)
 # text, a format string of the same letters.  From the picture comes the function that makes the
 # word; the listing goes the other way, finds the picture that a word fits and fills in the text.
 #
-# NEON, the vector part, has 32 registers v0..v31 of 128 bits: our 256-bit register number p is
-# the pair v2p (low half), v2p+1 (high half), and most operations are one instruction for each.
+# NEON, the vector part, has 32 registers v0..v31 of 128 bits.  Two neighbours, an even one for the
+# low half and the next for the high half, make one of our vectors; most operations are one
+# instruction for each.
 #
 #     x0..x14, x19..x28   whole numbers and addresses; x0, x1, x2 hold our parameters on entry
 #     x15, x16, x17       ours for the length of one operation: constants, addresses far away
@@ -5194,8 +5253,8 @@ def _a64_store_release(asm, base, x, disp):
 def _a64_fetch_add(asm, d, base, x, disp):
     """Load and claim, add, store if the claim still holds, else try again; then old = new - x."""
     asm.code += (*_sum_words(16, base, disp),
-                  _W["ldaxr"](17, 16), _W["add.x"](17, 17, x), _W["stlxr"](15, 17, 16),
-                  _W["cbnz"](15, -3), _W["sub.x"](d, 17, x))
+                 _W["ldaxr"](17, 16), _W["add.x"](17, 17, x), _W["stlxr"](15, 17, 16),
+                 _W["cbnz"](15, -3), _W["sub.x"](d, 17, x))
 
 
 def _a64_prefetch(asm, base, disp):
@@ -5263,28 +5322,23 @@ def _a64_load_high(asm, d, a, base, disp):
     asm.code += _access("ldr.q", d + 1, base, disp)
 
 
-def _a64_load_n(asm, d, base, n, disp):
-    """All eight lanes at once; or lane by lane, until n are there."""
-    d = _PAIR[d]
+def _a64_lanes(asm, pair, single, v, base, n, disp, clear=()):
+    """All eight lanes at once; or, where n < 8, lane by lane until n are done."""
     asm.code += (*_sum_words(16, base, disp),
-                  _W["cmp.i"](n, 8), _W["b.if"](_CONDITION["<"], 3),
-                  _W["ldp.q"](d, d + 1, 16, 0), _W["b"](3 + 3 * 8),
-                  _W["movi.16b"](d, 0, 0), _W["movi.16b"](d + 1, 0, 0))
-    _a64_lane_by_lane(asm, "ld1.s", d, n)
+                 _W["cmp.i"](n, 8), _W["b.if"](_CONDITION["<"], 3),
+                 _W[pair](v, v + 1, 16, 0), _W["b"](1 + len(clear) + 3 * 8), *clear)
+    for lane in range(8):
+        asm.code += (_W["cmp.i"](n, lane), _W["b.if"](_CONDITION["<="], 2 + 3 * (7 - lane)),
+                     _W[single](v + (lane >> 2), lane >> 1 & 1, lane & 1, 16))
+
+
+def _a64_load_n(asm, d, base, n, disp):
+    clear = _W["movi.16b"](_PAIR[d], 0, 0), _W["movi.16b"](_PAIR[d] + 1, 0, 0)
+    _a64_lanes(asm, "ldp.q", "ld1.s", _PAIR[d], base, n, disp, clear)
 
 
 def _a64_store_n(asm, base, v, n, disp):
-    v = _PAIR[v]
-    asm.code += (*_sum_words(16, base, disp),
-                  _W["cmp.i"](n, 8), _W["b.if"](_CONDITION["<"], 3),
-                  _W["stp.q"](v, v + 1, 16, 0), _W["b"](1 + 3 * 8))
-    _a64_lane_by_lane(asm, "st1.s", v, n)
-
-
-def _a64_lane_by_lane(asm, name, v, n):
-    for lane in range(8):
-        asm.code += (_W["cmp.i"](n, lane), _W["b.if"](_CONDITION["<="], 2 + 3 * (7 - lane)),
-                      _W[name](v + (lane >> 2), lane >> 1 & 1, lane & 1, 16))
+    _a64_lanes(asm, "stp.q", "st1.s", _PAIR[v], base, n, disp)
 
 
 def _a64_load_i32_at(asm, d, base, disps, t):
@@ -5313,12 +5367,15 @@ def _a64_blend_i32(asm, d, a, b, bits):
             asm.code += [_W["ins.s"](d + half, i, b + half, i) for i in range(4) if part >> i & 1]
 
 
-_SHUFFLES = {(0, 1, 2, 3): ("mov.16b",), (1, 0, 3, 2): ("rev64.4s",),
-           (0, 0, 1, 1): ("zip1.4s", None), (2, 2, 3, 3): ("zip2.4s", None),
-           (1, 2, 3, 0): ("ext.16b", None, 4), (2, 3, 0, 1): ("ext.16b", None, 8),
-           (3, 0, 1, 2): ("ext.16b", None, 12),
-           (0, 1, 0, 1): ("dup.d", 0), (2, 3, 2, 3): ("dup.d", 1),
-           **{(i, i, i, i): ("dup.s", i) for i in range(4)}}
+# order -> row, and what follows d and a: the register a again (None), a lane, a number of bytes
+_SHUFFLES = {
+    (0, 1, 2, 3): ("mov.16b",), (1, 0, 3, 2): ("rev64.4s",),
+    (0, 0, 1, 1): ("zip1.4s", None), (2, 2, 3, 3): ("zip2.4s", None),
+    (1, 2, 3, 0): ("ext.16b", None, 4), (2, 3, 0, 1): ("ext.16b", None, 8),
+    (3, 0, 1, 2): ("ext.16b", None, 12),
+    (0, 1, 0, 1): ("dup.d", 0), (2, 3, 2, 3): ("dup.d", 1),
+    **{(i, i, i, i): ("dup.s", i) for i in range(4)},
+}
 
 
 def _a64_shuffle_i32(asm, d, a, order):
@@ -5337,9 +5394,6 @@ def _a64_shuffle_i32(asm, d, a, order):
             asm.code.append(_W["ins.w"](d, i, 15 if source & 1 else holds))
 
 
-# Jumps.  Whether a jump goes forwards or back, its word is made at the end, when all labels, pairs
-# (what, number of the block), have their places.
-
 def _a64_compare(asm, a, b):
     asm.code.append(_W["cmp.x"](a, b))
 
@@ -5353,46 +5407,15 @@ def _a64_compare_imm(asm, a, number):
         asm.code += (*_constant_words(16, number), _W["cmp.x"](a, 16))
 
 
-def _a64_loop(asm, counter, block):
-    _a64_compare_imm(asm, counter, 0)
-    asm.jump(("end", block), "<=")
+def _a64_loop(asm, count, block):
+    asm.code.append(_W["cmp.i"](count, 0))
+    asm.jump("<=", ("end", block))
     asm.label(("top", block))
 
 
-def _a64_endloop(asm, counter, block):
-    asm.code.append(_W["subs.i"](counter, counter, 1))
-    asm.jump(("top", block), ">")
-    asm.label(("end", block))
-
-
-_UNLESS = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
-
-
-def _a64_control(compare):
-    """Return the functions of if, while and endwhile that compare in this way."""
-    def if_(asm, a, how, b, block):
-        compare(asm, a, b)
-        asm.jump(("end" if asm.blocks[block][1] is None else "else", block), _UNLESS[how])
-
-    def while_(asm, a, how, b, block):
-        compare(asm, a, b)
-        asm.jump(("end", block), _UNLESS[how])
-        asm.label(("top", block))
-
-    def endwhile(asm, a, how, b, block):
-        compare(asm, a, b)
-        asm.jump(("top", block), how)
-        asm.label(("end", block))
-
-    return if_, while_, endwhile
-
-
-def _a64_else(asm, block):
-    asm.jump(("end", block))
-    asm.label(("else", block))
-
-
-def _a64_endif(asm, block):
+def _a64_endloop(asm, count, block):
+    asm.code.append(_W["subs.i"](count, count, 1))
+    asm.jump(">", ("top", block))
     asm.label(("end", block))
 
 
@@ -5404,7 +5427,7 @@ def _a64_call(asm, address, a, b, c, live):
     mov = _W["mov.x"]
     asm.code += [_W["stp.x"](*pair) for pair in pairs]
     asm.code += (mov(16, address), mov(17, b), mov(15, c), mov(0, a), mov(1, 17), mov(2, 15),
-                  _W["blr"](16))
+                 _W["blr"](16))
     asm.code += [_W["ldp.x"](*pair) for pair in pairs]
 
 
@@ -5425,11 +5448,11 @@ def _arm64_rows(has_dot):
         "store_f32_n": _a64_store_n, "store_i32_n": _a64_store_n,
         "insert_i32": _a64_insert_i32, "blend_i32": _a64_blend_i32,
         "shuffle_i32": _a64_shuffle_i32,
-        "loop": _a64_loop, "endloop": _a64_endloop, "else": _a64_else, "endif": _a64_endif,
-        "call": _a64_call}
+        "loop": _a64_loop, "endloop": _a64_endloop, "call": _a64_call,
+        # labels and jumps are those of 5.2, since the methods of both encoders are called alike
+        "else": _else, "endif": lambda asm, block: asm.label(("end", block))}
     for form, compare in (("", _a64_compare), ("_imm", _a64_compare_imm)):
-        functions = _a64_control(compare)
-        others.update(zip(("if" + form, "while" + form, "endwhile" + form), functions))
+        others.update(zip(("if" + form, "while" + form, "endwhile" + form), _branches(compare)))
     rows.update({name: (function, 0) for name, function in others.items()})
     rows["load_i32_at"] = _a64_load_i32_at, 1
     return rows
@@ -5448,7 +5471,7 @@ class Arm64:
         self.abi = abi
         self.rows = _arm64_rows(isa == "neon_dot")
         self.code = []
-        self.labels, self.jumps = {}, []        # label -> place;  (place, label, condition)
+        self.labels, self.jumps = {}, []        # label -> place; (place, how, label)
         self.constants = {}                     # 16 bytes -> [(place, register)]
         self.blocks = None
 
@@ -5473,9 +5496,12 @@ class Arm64:
     def label(self, name):
         self.labels[name] = len(self.code)
 
-    def jump(self, label, how=None):
-        """Jump to a label, if the comparison just made came out as `how`."""
-        self.jumps.append((len(self.code), label, how))
+    def jump(self, how, label):
+        """Jump to a label if the comparison just made came out as `how`, or always if None.
+
+        The word is made at the end, when all labels have their places.
+        """
+        self.jumps.append((len(self.code), how, label))
         self.code.append(0)
 
     def load_constant(self, d, data):
@@ -5495,7 +5521,7 @@ class Arm64:
         if len(code) + 4 * len(self.constants) >= 1 << 18:
             raise ValueError(f"a kernel of {4 * len(code)} bytes, but arm64 jumps reach 1 MiB; "
                              "unroll less")
-        for place, label, how in self.jumps:
+        for place, how, label in self.jumps:
             distance = self.labels[label] - place
             code[place] = _W["b.if"](_CONDITION[how], distance) if how else _W["b"](distance)
         for data, uses in self.constants.items():
@@ -5547,8 +5573,6 @@ _MAP_PRIVATE, _MAP_JIT = 2, 0x800
 _MAP_ANONYMOUS = 0x1000 if sys.platform == "darwin" else 0x20
 _MEM_COMMIT_RESERVE, _MEM_RELEASE = 0x3000, 0x8000         # Windows
 _PAGE_READWRITE, _PAGE_EXECUTE_READ = 4, 0x20
-_MACHINE = {"amd64": "x86-64", "x86_64": "x86-64", "arm64": "arm64", "aarch64": "arm64"}.get(
-    platform.machine().lower())
 
 KERNEL_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
 
@@ -5566,7 +5590,8 @@ class _Posix:
     def __init__(self):
         c, address, size = ctypes, ctypes.c_void_p, ctypes.c_size_t
         libc = ctypes.CDLL(None, use_errno=True)
-        self.mmap = _foreign(libc, "mmap", address, address, size, c.c_int, c.c_int, c.c_int, c.c_long)
+        self.mmap = _foreign(libc, "mmap", address, address, size, c.c_int, c.c_int, c.c_int,
+                             c.c_long)
         self.mprotect = _foreign(libc, "mprotect", c.c_int, address, size, c.c_int)
         self.munmap = _foreign(libc, "munmap", c.c_int, address, size)
         self.jit = sys.platform == "darwin" and _MACHINE == "arm64"
@@ -5633,7 +5658,8 @@ class _Windows:
         if not address:
             raise OSError(f"VirtualAlloc: error {ctypes.get_last_error()}")
         ctypes.memmove(address, data, len(data))
-        if not self.protect(address, len(data), _PAGE_EXECUTE_READ, ctypes.byref(ctypes.c_uint32())):
+        before = ctypes.c_uint32()
+        if not self.protect(address, len(data), _PAGE_EXECUTE_READ, ctypes.byref(before)):
             error = ctypes.get_last_error()
             self.free(address, len(data))
             raise OSError(f"VirtualProtect: error {error}")
@@ -5685,11 +5711,6 @@ def place_code(pieces):
 def compile_kernels(kernels, isa):
     """Encode kernels for this machine; return (Code, None) or (None, reason)."""
     return place_code([encode(kernel, isa) for kernel in kernels])
-
-
-def host_abi():
-    """Return the name of this machine's calling convention."""
-    return "aapcs64" if _MACHINE == "arm64" else "win64" if sys.platform == "win32" else "sysv"
 
 
 def features_x86(cpuid, read_xcr0):
@@ -5774,8 +5795,8 @@ def _ask_arm64():
         getauxval = _foreign(c.CDLL(None), "getauxval", c.c_ulong, c.c_ulong)
         dot = getauxval(16) >> 20 & 1                      # AT_HWCAP, HWCAP_ASIMDDP
     elif sys.platform == "darwin":
-        sysctl = _foreign(c.CDLL(None), "sysctlbyname", c.c_int, c.c_char_p, c.c_void_p, c.c_void_p,
-                          c.c_void_p, c.c_size_t)
+        sysctl = _foreign(c.CDLL(None), "sysctlbyname", c.c_int, c.c_char_p, c.c_void_p,
+                          c.c_void_p, c.c_void_p, c.c_size_t)
         value, size = c.c_int(), c.c_size_t(4)
         status = sysctl(b"hw.optional.arm.FEAT_DotProd", c.byref(value), c.byref(size), None, 0)
         dot = status == 0 and value.value
@@ -5789,7 +5810,7 @@ def _ask_arm64():
 
 @functools.lru_cache(None)
 def host_instruction_sets():
-    """Return (names of the instruction sets that kernels may use here, best first; reason if none)."""
+    """Return (instruction sets that kernels may use here, best first; the reason if none)."""
     if ctypes.sizeof(ctypes.c_void_p) != 8 or sys.byteorder != "little" or _MACHINE is None:
         return [], f"no code generator for this machine ({platform.machine()}, " \
                    f"{8 * ctypes.sizeof(ctypes.c_void_p)}-bit Python)"
@@ -5812,8 +5833,8 @@ def choose_isa(environ):
     for isa in found:
         if wanted == isa or (wanted == "vnni" and isa == "avxvnni"):
             return isa, None
-    raise KshipraError(f"KSHIPRA_ISA={wanted!r}: this machine offers {', '.join(found)} and python; "
-                       "choose one of these, or leave it unset")
+    raise KshipraError(f"KSHIPRA_ISA={wanted!r}: this machine offers {', '.join(found)} and "
+                       "python; choose one of these, or leave it unset")
 
 
 # ---------------------------------------------------------------------------------------
@@ -5931,10 +5952,12 @@ def emit_turn(k, rows, wanted=(0, 1, 2, 3)):
     return [(k.unpack_hi_i64 if j & 1 else k.unpack_lo_i64)(*pairs[j >> 1]) for j in wanted]
 
 
+LOW_THEN_HIGH = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15] * 2     # in each half
+
+
 def emit_f16_pair(k, words, wanted=(0, 1)):
     """Return the f16 in the low (0) and in the high (1) 16 bits of each word, as f32x8."""
-    order = k.const_i8x32([0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15] * 2)
-    packed = k.shuffle_i8(words, order)        # in each half: four low ones, four high ones
+    packed = k.shuffle_i8(words, k.const_i8x32(LOW_THEN_HIGH))
     swapped = k.halves(packed, packed, 1, 0)
     return [k.f16_to_f32((k.unpack_hi_i64 if high else k.unpack_lo_i64)(packed, swapped))
             for high in wanted]
@@ -5960,11 +5983,25 @@ def emit_spread(k, word, p):
     The byte that holds them is copied to all four, each copy keeps its own bit, in the upper
     half of the byte, and anything there is 16 or more.
     """
-    copies = k.shuffle_i8(word, k.const_i8x32([i // 4 * 4 + p // 2 for i in range(16)] * 2)).i32
     if p % 2 == 0:
-        copies = copies << 4
-    own = k.and_(copies, k.const_i8x32([16, 32, 64, 128] * 8))
-    return k.min_u8(own, k.const_i8x32(16)).i32
+        word = word << 4
+    copies = k.shuffle_i8(word, k.const_i8x32([i // 4 * 4 + p // 2 for i in range(16)] * 2))
+    return k.min_u8(k.and_(copies, k.const_i8x32(OWN_BIT)), k.const_i8x32(16)).i32
+
+
+OWN_BIT = [16, 32, 64, 128] * 8
+
+
+def emit_held_constants(k, format):
+    """Keep in registers what every stretch of codes needs, as far as there are registers."""
+    for at, n, shift, width in format.codes.low[:1]:
+        if width < 8:
+            k.hold_i8x32((1 << width) - 1)
+    if format.codes.spread:
+        k.hold_i8x32(OWN_BIT)
+        k.hold_i8x32(16)
+    if format.block_len == 32:
+        k.hold_i8x32(LOW_THEN_HIGH)
 
 
 def emit_field(k, field, p, words):
@@ -6083,8 +6120,8 @@ class Products:
     """Where emit_matvec sends codes and scales: into dot products, then into y.
 
     x: register, the record of the first block   y: f32x8, one output a lane
-    ahead: register, memory to be fetched meanwhile, a line at a time; all at once would only
-    fill the queue of outstanding reads.
+    ahead: Ahead, which fetches memory meanwhile
+    dots: by run of 16 codes, so that no sum has to wait for a long row of others.
     Scales of more than one sub-block wait in the scratch, and so do the dot products of more
     than two: the codes do not come in the order in which the sums must be made.
     """
@@ -6092,8 +6129,6 @@ class Products:
     def __init__(self, k, format, x, y, ahead):
         self.k, self.format, self.x, self.y, self.ahead = k, format, x, y, ahead
         self.bias, self.length = format.codes.bias, stretch_of(format)
-        self.ahead_bytes = 8 * format.block_bytes * self.length // format.block_len
-        self.n_codes = self.n_lines = 0
         self.scales, self.dots = {}, {}
         self.many = format.scales is not None
         self.park = self.length > 64
@@ -6113,38 +6148,34 @@ class Products:
             self.k.mov(self.place, self.k.scratch)
 
     def codes(self, i, v):
-        k, sub = self.k, self.format.sub_len
-        s = i // sub
-        self.fetch_ahead()
-        if s not in self.dots:
-            self.dots[s] = [emit_first_sum(k, self.format, self.bias, self.x, s), 0]
-        dot = self.dots[s]
-        emit_dot(k, self.format, self.bias, dot[0], v, self.x, i // 32 * ACT_RECORD + i % 32)
-        dot[1] += 4
-        if self.park and dot[1] == sub:
-            k.store_i32x8(k.scratch, dot[0], 32 * s)
+        k, run = self.k, i // 16
+        self.ahead.fetch(i)
+        if i % 16 == 0:
+            begins = i % self.format.sub_len == 0
+            self.dots[run] = emit_first_sum(k, self.format, self.bias if begins else 0, self.x, i)
+        emit_dot(k, self.format, self.bias, self.dots[run], v, self.x,
+                 i // 32 * ACT_RECORD + i % 32)
+        if self.park and i % 16 == 12:
+            k.store_i32x8(k.scratch, self.dots[run], 32 * run)
 
-    def fetch_ahead(self):
-        """Emit the fetching of a few lines, so that a stretch of codes fetches its share."""
-        per_codes = -(-self.ahead_bytes // 64) / (self.length // 4)
-        self.n_codes += 1
-        while self.n_lines < self.n_codes * per_codes:
-            self.k.prefetch(self.ahead, 64 * self.n_lines)
-            self.n_lines += 1
+    def dot(self, s):
+        """Return the dot product of sub-block s of the stretch."""
+        if self.park:
+            return self.k.load_i32x8(self.k.scratch, 32 * s)
+        return self.dots[2 * s] + self.dots[2 * s + 1]
 
     def finish(self):
         """Emit the float steps of one stretch, in order."""
         k, sub = self.k, self.format.sub_len
         for s in range(self.length // sub):
-            dot = k.load_i32x8(k.scratch, 32 * s) if self.park else self.dots[s][0]
             if self.many:
                 scale = k.load_f32x8(self.place, PARKED + 64 * s)
                 low = k.load_f32x8(self.place, PARKED + 64 * s + 32) if self.format.mins else None
             else:
                 scale, low = self.scales[s]
-            emit_add_dot(k, self.y, dot, scale, low, self.x, s * sub, sub)
-        self.dots, self.n_codes, self.n_lines = {}, 0, 0
-        k.add(self.ahead, self.ahead_bytes, to=self.ahead)
+            emit_add_dot(k, self.y, self.dot(s), scale, low, self.x, s * sub, sub)
+        self.dots = {}
+        self.ahead.finish()
         k.add(self.x, self.length // 32 * ACT_RECORD, to=self.x)
         if self.many:
             k.add(self.place, 64 * (self.length // sub), to=self.place)
@@ -6153,22 +6184,67 @@ class Products:
 PARKED = 256                            # scratch: 8 dot products, then the scales
 
 
+class Ahead:
+    """What is fetched into the cache while a stretch is computed, a line of 64 bytes at a time.
+
+    The processor finds out by itself what will be read next where one thing is read in order,
+    but not where eight rows are.  A group of narrow rows is fetched while the one before it is
+    computed, from end to end.  Two groups of wide rows would not fit the first-level cache; of
+    those the next AHEAD_BYTES of each row are fetched, and at the end of the rows, the first of
+    the next eight.  All lines of a block at once would only fill the queue of reads.
+    """
+
+    def __init__(self, k, format, steps, row_bytes, base):
+        self.k, self.format, self.row_bytes = k, format, row_bytes
+        per_row = format.block_bytes * stretch_of(format) // format.block_len
+        self.wide = 8 * row_bytes > NEAR_BYTES
+        if self.wide:
+            self.n_blocks = AHEAD_BYTES // format.block_bytes
+            self.at = base + self.n_blocks * format.block_bytes
+            self.step = per_row
+            self.lines = [step + line for line in range(0, per_row, 64) for step in steps]
+        else:
+            self.at, self.step = base + 8 * row_bytes, 8 * per_row
+            self.lines = list(range(0, 8 * per_row, 64))
+        self.left = list(self.lines)
+
+    def start(self, blocks_left):
+        """Begin a block.  blocks_left: register, with this block"""
+        if self.wide:
+            with self.k.if_(blocks_left, "==", self.n_blocks):
+                self.k.add(self.at, 7 * self.row_bytes, to=self.at)
+
+    def fetch(self, i):
+        """Emit the fetching that goes with the codes at place i of a stretch."""
+        share = len(self.lines) * (i + 4) / stretch_of(self.format)
+        while self.left and len(self.lines) - len(self.left) < share:
+            self.k.prefetch(self.at, self.left.pop(0))
+
+    def finish(self):
+        """End a stretch."""
+        self.k.add(self.at, self.step, to=self.at)
+        self.left = list(self.lines)
+
+
+NEAR_BYTES = 15 << 10
+AHEAD_BYTES = 768
+
+
 def is_int8(format):
     """Whether the codes fill their bytes, and so have a sign; all others are biased."""
     return format.codes.low[0][3] == 8
 
 
-def emit_first_sum(k, format, bias, x, s, disp=0):
-    """Return what a dot product of sub-block s starts from: less its bias times the codes of x.
+def emit_first_sum(k, format, bias, x, i, disp=0):
+    """Return what the dot product of the sub-block at place i starts from: - bias * sum of x.
 
-    bias: a power of two, or 0   The record, at x + disp for s = 0, holds the sum of the codes,
-    negative, so it is this sum shifted.
+    bias: a power of two, or 0   The record, at x + disp for place 0, holds the sum of the
+    codes, negative, so what is returned is this sum shifted.
     """
     if not bias:
         return k.zero_i32x8()
-    at = s * format.sub_len
-    minus = ACT_MINUS[format.sub_len][at % 32 // format.sub_len]
-    record = disp + at // 32 * ACT_RECORD
+    minus = ACT_MINUS[format.sub_len][i % 32 // format.sub_len]
+    record = disp + i // 32 * ACT_RECORD
     return k.broadcast_i32x8(x, record + minus) << (bias.bit_length() - 1)
 
 
@@ -6210,12 +6286,15 @@ def emit_matvec(k, format, n_in, lanes=8):
     steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
     row = k.chunk * chunk_rows
     end = k.min(row + chunk_rows, n_out)
+    emit_held_constants(k, format)
     with k.while_(row, "<", end):
         first = k.min(row, emit_reload(k, "n_out") - lanes)
         base = emit_reload(k, "w") + first * row_bytes
-        out = Products(k, format, emit_reload(k, "x"), k.zero_f32x8(), base + 8 * row_bytes)
+        ahead = Ahead(k, format, steps, row_bytes, base)
+        out = Products(k, format, emit_reload(k, "x"), k.zero_f32x8(), ahead)
         block = EightRuns(k, base, steps)
-        with k.loop(n_in // format.block_len):
+        with k.loop(n_in // format.block_len) as blocks_left:
+            ahead.start(blocks_left)
             out.start()
             emit_scales(k, format, block, out.keep)
             emit_codes(k, format, block, out)
@@ -6300,7 +6379,7 @@ def emit_tile(k, format, bias, n_in, panel, x, x_step, n_columns):
     y = [k.zero_f32x8() for _ in range(n_columns)]
     with k.loop(n_in // 32):
         for s in range(32 // sub):
-            dots = [emit_first_sum(k, format, bias, x, s, ACT_RECORD * c)
+            dots = [emit_first_sum(k, format, bias, x, s * sub, ACT_RECORD * c)
                     for c in range(n_columns)]
             for i in range(s * sub, (s + 1) * sub, 4):
                 v = k.load_i32x8(panel, 8 * i)
@@ -6335,6 +6414,7 @@ def emit_matmul(k, format, n_in, lanes=8, full_u8=False):
     row = k.chunk * chunk_rows
     end = k.min(row + chunk_rows, n_out)
     panel = k.copy(k.scratch)
+    emit_held_constants(k, format)
     with k.while_(row, "<", end):
         first = k.min(row, emit_reload(k, "n_out") - lanes)
         block = EightRuns(k, emit_reload(k, "w") + first * row_bytes, steps)
@@ -6517,11 +6597,6 @@ def emit_decode(k, format, panel, y, steps):
 # who fills the fields (5.7) guarantees them.  A name with _row_bytes is the distance in bytes
 # from one row to the next; a name with _bits is a float32 passed as the integer of its bits.
 
-def f32_bits(x):
-    """Return the bits of x, rounded to float32, as a signed int: how a field carries a number."""
-    return struct.unpack("<i", struct.pack("<f", x))[0]
-
-
 class Fields:
     """The fields of a kernel's argument structure, each loaded when it is asked for."""
 
@@ -6587,14 +6662,15 @@ def emit_exp(k, *xs):
     """Emit exp(x) of one vector, or of several: then a constant is loaded once for all.
 
     x: f32x8 -> f32x8, or a list of them.  2**n is made by writing n into the exponent bits: a
-    float32 of fraction 1 and exponent n + 127 is 2**n.  Nothing overflows: x is clamped first.
+    float32 of fraction 1 and exponent n + 127 is 2**n.  Nothing overflows: x is clamped first,
+    with the bound as first operand, so that what is not a number stays so.
     """
     def each(function, c, *lists):
         c = k.const_f32x8(c)
         return [function(*vectors, c) for vectors in zip(*lists)]
 
-    xs = each(k.max_f32, EXP_MIN, xs)
-    xs = each(k.min_f32, EXP_MAX, xs)
+    xs = each(lambda x, c: k.max_f32(c, x), EXP_MIN, xs)
+    xs = each(lambda x, c: k.min_f32(c, x), EXP_MAX, xs)
     ns = [k.round_f32(x) for x in each(k.mul_f32, LOG2_E, xs)]
     rs = each(lambda r, n, c: r - n * c, LN2_HI, xs, ns)
     rs = each(lambda r, n, c: r - n * c, LN2_LO, rs, ns)
@@ -6617,7 +6693,13 @@ def _gelu(k, x):
     return x / (emit_exp(k, u * k.const_f32x8(GELU_SLOPE)) + k.const_f32x8(1.0))
 
 
+def _finite(x):
+    """Emit x, bit for bit, but what is not finite becomes not a number: inf - inf is none."""
+    return x - (x - x)
+
+
 def _softcap(k, x, cap):
+    x = _finite(x)                      # or the cap would hide it
     e = emit_exp(k, x / cap * k.const_f32x8(2.0)) + k.const_f32x8(1.0)
     return (k.const_f32x8(1.0) - k.const_f32x8(2.0) / e) * cap
 
@@ -6851,7 +6933,8 @@ def _rope_interleaved(k, x, out, cos, sin, half):
 # The cache, seen from machine code.  A row brings the address of its sequence's page table
 # (i32 page numbers) and its position; chapter 6 defines where a vector lies:
 #
-#   arena + page * page_bytes + layer_off + ((which * n_kv_heads + head) * page_size + slot) * vector
+#   arena + page * page_bytes + layer_off
+#         + ((which * n_kv_heads + head) * page_size + slot) * bytes of a vector
 #
 # Its 4 or 2 bytes a number are read and written exactly: next to a vector is another one's.
 
@@ -6890,7 +6973,7 @@ def emit_kv_store(k, kv_type, head_dim):
         if kv_type == "f32":
             k.store_f32x8(pointer, v)
         else:
-            k.store_f16x8(pointer, k.min_f32(top, k.max_f32(bottom, v)))
+            k.store_f16x8(pointer, k.min_f32(top, k.max_f32(bottom, _finite(v))))
 
     for name in ("k", "v"):
         x = field.row(name, k.chunk)
@@ -6961,6 +7044,14 @@ class AttentionScratch:
         self.state_bytes = self.o + self.row_bytes
         self.n_bytes = self.states + ATTENTION_PAIRS * self.state_bytes
 
+    def query_of(self, k, pair, i):
+        """Emit the load of the address of q of the pair i places behind `pair`."""
+        return k.load_i64(pair, self.pairs + self.PAIR_BYTES * i + self.Q)
+
+    def state_of(self, k, pair, i):
+        """Emit the load of the address of its state."""
+        return k.load_i64(pair, self.pairs + self.PAIR_BYTES * i + self.STATE)
+
 
 def attention_scratch_bytes(head_dim):
     """Return how many bytes of scratch a thread needs for attention."""
@@ -6997,10 +7088,9 @@ def emit_attention(k, kv_type, head_dim, cap=False):
             put("last", k.min(get("pos") | (CHUNK - 1), get("highest")))
             _attention_load(*tools, kv_type, head_dim)
             _attention_pairs(*tools, head_dim)
-            for sizes, step in (((8, 2, 1), lambda pair, n: _attention_scores(*tools, pair, n, head_dim, cap)),
-                                ((1,), lambda pair, n: _attention_softmax(*tools, pair)),
-                                ((2, 1), lambda pair, n: _attention_values(*tools, pair, n))):
-                _some_pairs(*tools, sizes, step)
+            _all_pairs(*tools, (8, 2, 1), _attention_scores, head_dim, cap)
+            _all_pairs(*tools, (1,), _attention_softmax)
+            _all_pairs(*tools, (2, 1), _attention_values)
             pos = get("last") + 1
             put("pos", pos)
             k.sub(get("highest") + 1, pos, to=left)
@@ -7009,12 +7099,12 @@ def emit_attention(k, kv_type, head_dim, cap=False):
         k.sub(rows_left, get("n_rows"), to=rows_left)
 
 
-def _some_pairs(k, at, field, get, put, sizes, step):
-    """Emit step(pair, n) for all pairs, n at once, with as large an n of `sizes` as there are."""
+def _all_pairs(k, at, field, get, put, sizes, step, *options):
+    """Emit `step` for all pairs, n at once, with as large an n of `sizes` as there are left."""
     pair, left = k.copy(k.scratch), get("n_pairs")
     for n in sizes:
         with k.while_(left, ">=", n):
-            step(pair, n)
+            step(k, at, field, get, pair, n, *options)
             pair += n * at.PAIR_BYTES
             left -= n
 
@@ -7138,12 +7228,12 @@ def _groups(k, get):
     return pos & (CHUNK - 1), ((get("last") - pos) >> 3) + 1
 
 
-def _attention_scores(k, at, field, get, put, pair, n, head_dim, cap):
+def _attention_scores(k, at, field, get, pair, n, head_dim, cap):
     """Emit the scores of n pairs, LOWEST where they do not see, and the largest, lane by lane."""
     index, n_groups = _groups(k, get)
     keys, pos = k.scratch + index * at.row_bytes, get("pos")
     for i in range(n):
-        state = k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.STATE)
+        state = at.state_of(k, pair, i)
         k.store_f32x8(state, k.const_f32x8(LOWEST), at.top)
     if n == 8:
         _queries_of_eight(k, at, pair, head_dim)
@@ -7162,7 +7252,7 @@ def _attention_scores(k, at, field, get, put, pair, n, head_dim, cap):
             seen = k.cmpgt_i32(lanes, k.broadcast_i32x8(pair, disp + at.BEFORE))
             seen &= k.cmpgt_i32(k.broadcast_i32x8(pair, disp + at.AFTER), lanes)
             s = k.select(seen, s, k.const_f32x8(LOWEST)).f32
-            state = k.load_i64(pair, disp + at.STATE)
+            state = at.state_of(k, pair, i)
             k.store_f32x8(state, k.max_f32(s, k.load_f32x8(state, at.top)), at.top)
             k.store_f32x8(state + ((pos & (CHUNK - 1)) << 2), s, at.scores)
         pos += 8
@@ -7175,11 +7265,11 @@ def _scores_of_few(k, at, keys, pair, n, head_dim):
     then of the next four.
     """
     full, rest, n_keys = head_dim // 8, head_dim % 8, 8 // n
-    unroll = max(u for u in (1, 2, 3, 4, 8) if full % u == 0)
+    unroll = 2 if full % 2 == 0 else 1
     parts = []
     for first in range(0, 8, n_keys):
         sums = [k.zero_f32x8() for _ in range(8)]
-        queries = [k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.Q) for i in range(n)]
+        queries = [at.query_of(k, pair, i) for i in range(n)]
 
         def accumulate(lanes, disp):
             parts = [_load_some(k, query, lanes, disp) for query in queries]
@@ -7218,19 +7308,18 @@ def _transpose(k, v):
 
 def _queries_of_eight(k, at, pair, head_dim):
     """Emit the transposed q of eight pairs: `queries` is (padded head_dim, 8 pairs)."""
-    to = k.copy(k.scratch)
-    at_bytes = k.imm(0)
+    to, off = k.copy(k.scratch), k.imm(0)
 
     def body(lanes):
         v = []
         for i in range(8):
-            q = k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.Q) + at_bytes
+            q = at.query_of(k, pair, i) + off
             v.append(_load_some(k, q, lanes))
         for i, v in enumerate(_transpose(k, v)):
             k.store_f32x8(to, v, at.queries + 32 * i)
         k.add(to, 256, to=to)
 
-    _each_vector(k, head_dim, ((at_bytes, 32),), body)
+    _each_vector(k, head_dim, ((off, 32),), body)
 
 
 def _scores_of_eight(k, at, keys):
@@ -7241,19 +7330,17 @@ def _scores_of_eight(k, at, keys):
     dimensions r, r + 8, ...; then the tree adds whole vectors, without a shuffle.  Sums of
     lanes 2r and 2r + 1 wait in the scratch for their turn.
     """
-    unroll = max(u for u in (1, 2, 3, 4) if at.n_vectors % u == 0)
     query, waiting = k.copy(k.scratch), k.copy(k.scratch)
     with k.loop(4):
         for r in (0, 1):
             sums = [k.zero_f32x8() for _ in range(8)]
-            with k.loop(at.n_vectors // unroll):
-                for t in range(unroll):
-                    q = k.load_f32x8(query, at.queries + 32 * (8 * t + r))
-                    for i in range(8):
-                        x = k.broadcast_f32x8(keys, at.keys + i * at.row_bytes + 32 * t + 4 * r)
-                        sums[i] += k.mul_f32(x, q, to=x)
-                keys += 32 * unroll
-                query += 256 * unroll
+            with k.loop(at.n_vectors):
+                q = k.load_f32x8(query, at.queries + 32 * r)
+                for i in range(8):
+                    x = k.broadcast_f32x8(keys, at.keys + i * at.row_bytes + 4 * r)
+                    sums[i] += k.mul_f32(x, q, to=x)
+                keys += 32
+                query += 256
             keys -= at.row_bytes
             query -= 8 * at.row_bytes
             for i in range(8):
@@ -7271,25 +7358,29 @@ def _scores_of_eight(k, at, keys):
     return _transpose(k, totals)
 
 
-def _attention_softmax(k, at, field, get, put, pair):
-    """Emit p = exp(score - m), 0 where the pair does not see, and the sum of p, lane by lane."""
-    state = k.load_i64(pair, at.pairs + at.STATE)
+def _attention_softmax(k, at, field, get, pair, n):
+    """Emit p = exp(score - m), 0 where the pair does not see, and the sum of p, lane by lane.
+
+    exp is long, and each of its steps waits for the one before: four groups of positions at
+    once keep the processor busy.  n = 1.
+    """
+    state = at.state_of(k, pair, 0)
     index, n_groups = _groups(k, get)
     scores = state + (index << 2)
     m, total = k.hmax_f32(k.load_f32x8(state, at.top)), k.zero_f32x8()
 
     def some(n):
-        s = [k.load_f32x8(scores, at.scores + 32 * i) for i in range(n)]
-        p = emit_exp(k, *[x - m for x in s])
-        for i, (x, y) in enumerate(zip(s, p if n > 1 else [p])):
-            y &= k.cmp_f32(x, ">", k.const_f32x8(LOWEST))
-            k.store_f32x8(scores, y, at.scores + 32 * i)
-            k.add_f32(total, y, to=total)
+        x = [k.load_f32x8(scores, at.scores + 32 * i) - m for i in range(n)]
+        for i, p in enumerate(emit_exp(k, *x) if n > 1 else [emit_exp(k, *x)]):
+            score = k.load_f32x8(scores, at.scores + 32 * i)
+            p &= k.cmp_f32(score, ">", k.const_f32x8(LOWEST))
+            k.store_f32x8(scores, p, at.scores + 32 * i)
+            k.add_f32(total, p, to=total)
         k.add(scores, 32 * n, to=scores)
 
-    with k.loop(n_groups >> 1):
-        some(2)
-    with k.if_(n_groups & 1, "!=", 0):
+    with k.loop(n_groups >> 2):
+        some(4)
+    with k.loop(n_groups & 3):
         some(1)
     k.store_f32x8(state, m, at.top)
     k.store_f32x8(state, total, at.total)
@@ -7307,37 +7398,47 @@ def _attention_merge(k, at, state):
     k.store_f32x8(state, l + total * k.broadcast_lane(factors, 1), at.l)
 
 
-def _attention_values(k, at, field, get, put, pair, n):
+def _attention_values(k, at, field, get, pair, n):
     """Emit o = o * a + (sum of p * value) * b for n pairs, 8 / n vectors of o at a time."""
-    states = [k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.STATE) for i in range(n)]
+    states = [at.state_of(k, pair, i) for i in range(n)]
     for state in states:
         _attention_merge(k, at, state)
-    for start in range(0, at.n_vectors, 8 // n):
-        tile = range(start, min(start + 8 // n, at.n_vectors))
+    off, width = k.imm(0), 8 // n
+    full, rest = divmod(at.n_vectors, width)
+
+    def some_vectors(n_vectors):
         first = k.max(get("pos"), get("lowest"))
-        n_values, index = get("last") + 1 - first, first & (CHUNK - 1)
-        values, probs = k.scratch + index * at.row_bytes, [s + (index << 2) for s in states]
-        sums = [[k.zero_f32x8() for _ in tile] for _ in states]
+        index, n_values = first & (CHUNK - 1), get("last") + 1 - first
+        values = k.scratch + index * at.row_bytes + off
+        probs = [state + (index << 2) for state in states]
+        sums = [[k.zero_f32x8() for _ in range(n_vectors)] for _ in states]
 
         def add_values(count):
             for j in range(count):
                 ps = [k.broadcast_f32x8(p, at.scores + 4 * j) for p in probs]
-                for i, t in enumerate(tile):
+                for t in range(n_vectors):
                     v = k.load_f32x8(values, at.values + j * at.row_bytes + 32 * t)
                     for p, o in zip(ps, sums):
-                        o[i] += k.mul_f32(v, p, to=v if p is ps[-1] else None)
+                        o[t] += k.mul_f32(v, p, to=v if p is ps[-1] else None)
             for pointer, n_bytes in ((values, at.row_bytes), *[(p, 4) for p in probs]):
                 k.add(pointer, count * n_bytes, to=pointer)
 
-        with k.loop(n_values >> 2):
-            add_values(4)
-        with k.loop(n_values & 3):
+        with k.loop(n_values >> 1):
+            add_values(2)
+        with k.if_(n_values & 1, "!=", 0):
             add_values(1)
         for state, o in zip(states, sums):
             a, b = (k.broadcast_f32x8(state, at.top + 4 * i) for i in (0, 1))
-            for i, t in enumerate(tile):
-                old = k.load_f32x8(state, at.o + 32 * t)
-                k.store_f32x8(state, old * a + o[i] * b, at.o + 32 * t)
+            to = state + off
+            for t in range(n_vectors):
+                old = k.load_f32x8(to, at.o + 32 * t)
+                k.store_f32x8(to, old * a + o[t] * b, at.o + 32 * t)
+
+    with k.while_(off, "<", 32 * width * full):
+        some_vectors(width)
+        off += 32 * width
+    if rest:
+        some_vectors(rest)
 
 
 def _attention_finish(k, at, field, get, put, head_dim):
@@ -7354,11 +7455,10 @@ def _attention_finish(k, at, field, get, put, head_dim):
                 both = emit_exp(k, k.blend_i32(m - top, sink - top, 0b10))
                 k.mov(a, k.broadcast_lane(both, 0))
                 k.mov(l, l * a + k.broadcast_lane(both, 1))
-            inverse = k.const_f32x8(1.0) / l
             for t in range(at.n_vectors):
                 lanes = k.imm(head_dim % 8) if 8 * (t + 1) > head_dim else None
                 o = k.load_f32x8(state, at.o + 32 * t) * a
-                _store_some(k, out, o * inverse, lanes, 32 * t)
+                _store_some(k, out, o / l, lanes, 32 * t)
             head += 1
             out += 4 * head_dim
             state += at.state_bytes
@@ -7681,7 +7781,7 @@ class NativeFault(Exception):
 CHUNK_BYTES = 64 << 10                  # of weights: much against taking a chunk, little against a core's share
 PANEL_ROWS = 32                         # weight rows of a chunk where many activations meet them
 SLICE = 4096                            # elements of a chunk of an element-wise operation
-ATTENTION_ROWS = 8                      # neighbouring rows that share the loading of keys
+ATTENTION_ROWS = 16                     # neighbouring rows that share the loading of keys
 SCRATCH_BYTES = 8 << 20                 # of each thread; committed as it is written
 KEPT_PROGRAMS = 8
 
@@ -7745,7 +7845,37 @@ def _trial(emit, parameters):
         emit_rms_norm: ((lambda ops, x: ops.rms_norm(x, w, f32(1e-5))), [x]),
         emit_layer_norm: ((lambda ops, x: ops.layer_norm(x, w, b, f32(1e-5))), [x]),
         emit_rows: ((lambda ops, x, index: ops.rows(x, index)), [x, [2, 0]]),
+        emit_argmax: ((lambda ops, x: ops.argmax(x) if isinstance(ops, Native) else [
+            array("i", (ops.argmax(row), f32_bits(max(row)), 0, 0)) for row in x]), [x]),
     }.get(emit)
+
+
+def _rope_trial(table):
+    """Return (function, inputs) that turns two heads of rows at positions 0, 1 and 3."""
+    dim = table.n_rot + 1
+    x = [array("f", [(r + 2) / (i + 1) for i in range(2 * dim)]) for r in range(3)]
+    return (lambda ops, x, index: ops.rope(x, index, table, dim)), [x, [0, 1, 3]]
+
+
+def _attention_trial(cache, spec):
+    """Return (function, inputs) that stores and attends to positions about a chunk's border.
+
+    One head of keys and its queries, in a small pool of the same kind of cache.
+    """
+    rng, dim, positions = random.Random(2), spec.head_dim, list(range(CHUNK - 3, CHUNK + 2))
+    group = spec.n_heads // spec.n_kv_heads
+    spec = spec._replace(n_heads=group, n_kv_heads=1, window=10, sinks=None)
+    q, k, v = ([array("f", [rng.uniform(-2, 2) for _ in range(n)]) for _ in positions]
+               for n in (group * dim, dim, dim))
+    seq = types.SimpleNamespace(table=array("i", (1, 0)))
+    tables = array("q", [seq.table.buffer_info()[0]] * len(positions))
+
+    def operation(ops, q, k, v, index):
+        batch = types.SimpleNamespace(
+            cache=type(cache)([(1, dim)], 2, CHUNK, cache.kv_type), positions=index,
+            sequences=[seq] * len(positions), tables=tables.buffer_info()[0], keep=tables)
+        return ops.attention(q, k, v, batch, 0, spec)
+    return operation, [q, k, v, positions]
 
 
 class Native:
@@ -7759,7 +7889,7 @@ class Native:
     def __init__(self, isa, n_threads):
         self.isa, self.n_threads = isa, n_threads
         self.kernels, self.owned, self.tables = {}, {}, {}
-        self.unchecked, self.checked = {}, set()
+        self.unchecked, self.checked, self.examples = {}, set(), {}
         self.arena, self.inputs, self.n_inputs, self.programs = Memory(0), None, 0, {}
         self.team = Team(KERNEL_FUNCTION(self.kernel(emit_run)[0]), n_threads)
 
@@ -7905,6 +8035,7 @@ class Native:
     def rope(self, x, positions, table, head_dim):
         out = self.buffer(x.n_rows, x.n)
         cos, sin = self.table_memory(table)
+        self.examples[emit_rope, table.pairing] = table
         self.line(x.n_rows, [x], [out], emit_rope, table.pairing, x=x.address,
                   x_row_bytes=x.row_bytes, out=out.address, out_row_bytes=out.row_bytes,
                   positions=positions.address, cos=cos.address, sin=sin.address,
@@ -7913,9 +8044,11 @@ class Native:
 
     def attention(self, q, k, v, batch, layer, spec):
         pool, out = batch.cache, self.buffer(q.n_rows, q.n)
-        pages = Span(self.pool_address + pool.layer_offs[layer], 1)     # stands for all of them
+        arena = address_of(pool.arena)
+        pages = Span(arena + pool.layer_offs[layer], 1)     # stands for the layer's part of all
+        self.examples[emit_attention, spec.head_dim] = pool, spec
         common = dict(tables=batch.tables, positions=batch.positions.address,
-                      arena=self.pool_address, page_bytes=pool.page_bytes,
+                      arena=arena, page_bytes=pool.page_bytes,
                       layer_off=pool.layer_offs[layer], page_size=pool.page_size,
                       n_kv_heads=spec.n_kv_heads)
         self.line(q.n_rows, [k, v], [pages], emit_kv_store, pool.kv_type,
@@ -7989,7 +8122,7 @@ class Native:
         recorded = Recorded(Index(at + 8 * self.n_inputs, n_rows),
                             Index(at + 12 * self.n_inputs, n_rows),
                             Index(at + 16 * self.n_inputs, n_wanted), at, batch.cache)
-        self.pool_address, self.n_positions = address_of(batch.cache.arena), model.ctx_size
+        self.n_positions = model.ctx_size
         while True:
             self.program = program = Program(self.arena)
             result = forward(model, self, recorded)
@@ -8010,7 +8143,12 @@ class Native:
 
     def check(self, emit, parameters):
         """Compare a kernel with the reference on a small random input.  Raises NativeFault."""
-        trial = _trial(emit, parameters)
+        if emit is emit_rope:
+            trial = _rope_trial(self.examples[emit_rope, parameters[0]])
+        elif emit is emit_attention:
+            trial = _attention_trial(*self.examples[emit_attention, parameters[1]])
+        else:
+            trial = _trial(emit, parameters)
         if trial:
             operation, inputs = trial
             expected = operation(Reference(), *inputs)
@@ -8031,6 +8169,7 @@ class Native:
                 places.append(place if is_rows else Index(place.address, len(x)))
             out = self.done(operation(self, *places))
             self.program.finish(1, 0)
+            self.fill_tables(max([0] + [max(x) for x in inputs if not isinstance(x[0], array)]))
             self.team.run_alone(self.program)
             return [ctypes.string_at(out.address + r * out.row_bytes, out.row_bytes)
                     for r in range(out.n_rows)]
@@ -8046,7 +8185,10 @@ class Native:
             data = array(kind, values)
             ctypes.memmove(at + off * self.n_inputs, data.buffer_info()[0],
                            len(data) * data.itemsize)
-        last = max(batch.positions)
+        self.fill_tables(max(batch.positions))
+
+    def fill_tables(self, last):
+        """Bring the cosines and sines of positions up to `last` to where kernels read them."""
         for table, cos, sin, filled in self.tables.values():
             if last >= filled[0]:
                 table.rows(last)
@@ -8059,7 +8201,7 @@ class Native:
     def table_memory(self, table):
         """Return the Memory of a RopeTable's cosines and of its sines, at fixed addresses."""
         if id(table) not in self.tables:
-            n_bytes = 4 * self.n_positions * len(table.freqs)
+            n_bytes = 4 * max(self.n_positions, 8) * len(table.freqs)   # a trial wants some
             self.tables[id(table)] = table, Memory(n_bytes), Memory(n_bytes), [0]
         return self.tables[id(table)][1:3]
 
@@ -8130,20 +8272,26 @@ def usable_cores():
     return n
 
 
+def _function_address(function):
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
 def system_yield():
     """Return the address of the system's function that lets another thread run."""
     if sys.platform == "win32":
-        function = ctypes.WinDLL("kernel32").SwitchToThread
-    else:
-        function = ctypes.CDLL(None).sched_yield
-    return ctypes.cast(function, ctypes.c_void_p).value
+        return _function_address(_foreign(ctypes.WinDLL("kernel32"), "SwitchToThread", ctypes.c_int))
+    return _function_address(_foreign(ctypes.CDLL(None), "sched_yield", ctypes.c_int))
 
 
 def system_clock():
     """Return (address, first argument or None) of the system's function that writes the time."""
     if sys.platform == "win32":
-        return ctypes.cast(ctypes.WinDLL("kernel32").QueryPerformanceCounter, ctypes.c_void_p).value, None
-    return ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value, time.CLOCK_MONOTONIC
+        counter = _foreign(ctypes.WinDLL("kernel32"), "QueryPerformanceCounter", ctypes.c_int,
+                           ctypes.c_void_p)
+        return _function_address(counter), None
+    gettime = _foreign(ctypes.CDLL(None), "clock_gettime", ctypes.c_int, ctypes.c_int,
+                       ctypes.c_void_p)
+    return _function_address(gettime), time.CLOCK_MONOTONIC
 
 
 def system_time(address):
@@ -8151,7 +8299,8 @@ def system_time(address):
     first, second = struct.unpack("<qq", ctypes.string_at(address, 16))
     if sys.platform == "win32":
         frequency = ctypes.c_int64()
-        ctypes.WinDLL("kernel32").QueryPerformanceFrequency(ctypes.byref(frequency))
+        _foreign(ctypes.WinDLL("kernel32"), "QueryPerformanceFrequency", ctypes.c_int,
+                 ctypes.c_void_p)(ctypes.byref(frequency))
         return first / frequency.value
     return first + second * 1e-9
 
