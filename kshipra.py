@@ -57,6 +57,7 @@ import struct
 import sys
 import threading
 import time
+import types
 import unicodedata
 import zlib
 from array import array
@@ -2674,7 +2675,7 @@ def attend(q, chunks, scale, cap=0.0, sink=None):
         top = max(m, sink)
         a, b = exp((m - top, sink - top))
         l, o = f32(f32(l * a) + b), f32_scale(o, a)
-    return f32_scale(o, f32(1 / l))
+    return array("f", [v / l for v in o])
 
 
 # 4.4 The operation surface: what a forward pass may call, and nothing else.  `Native`
@@ -7454,11 +7455,10 @@ def _attention_finish(k, at, field, get, put, head_dim):
                 both = emit_exp(k, k.blend_i32(m - top, sink - top, 0b10))
                 k.mov(a, k.broadcast_lane(both, 0))
                 k.mov(l, l * a + k.broadcast_lane(both, 1))
-            inverse = k.const_f32x8(1.0) / l
             for t in range(at.n_vectors):
                 lanes = k.imm(head_dim % 8) if 8 * (t + 1) > head_dim else None
                 o = k.load_f32x8(state, at.o + 32 * t) * a
-                _store_some(k, out, o * inverse, lanes, 32 * t)
+                _store_some(k, out, o / l, lanes, 32 * t)
             head += 1
             out += 4 * head_dim
             state += at.state_bytes
@@ -7781,7 +7781,7 @@ class NativeFault(Exception):
 CHUNK_BYTES = 64 << 10                  # of weights: much against taking a chunk, little against a core's share
 PANEL_ROWS = 32                         # weight rows of a chunk where many activations meet them
 SLICE = 4096                            # elements of a chunk of an element-wise operation
-ATTENTION_ROWS = 8                      # neighbouring rows that share the loading of keys
+ATTENTION_ROWS = 16                     # neighbouring rows that share the loading of keys
 SCRATCH_BYTES = 8 << 20                 # of each thread; committed as it is written
 KEPT_PROGRAMS = 8
 
@@ -7845,7 +7845,37 @@ def _trial(emit, parameters):
         emit_rms_norm: ((lambda ops, x: ops.rms_norm(x, w, f32(1e-5))), [x]),
         emit_layer_norm: ((lambda ops, x: ops.layer_norm(x, w, b, f32(1e-5))), [x]),
         emit_rows: ((lambda ops, x, index: ops.rows(x, index)), [x, [2, 0]]),
+        emit_argmax: ((lambda ops, x: ops.argmax(x) if isinstance(ops, Native) else [
+            array("i", (ops.argmax(row), f32_bits(max(row)), 0, 0)) for row in x]), [x]),
     }.get(emit)
+
+
+def _rope_trial(table):
+    """Return (function, inputs) that turns two heads of rows at positions 0, 1 and 3."""
+    dim = table.n_rot + 1
+    x = [array("f", [(r + 2) / (i + 1) for i in range(2 * dim)]) for r in range(3)]
+    return (lambda ops, x, index: ops.rope(x, index, table, dim)), [x, [0, 1, 3]]
+
+
+def _attention_trial(cache, spec):
+    """Return (function, inputs) that stores and attends to positions about a chunk's border.
+
+    One head of keys and its queries, in a small pool of the same kind of cache.
+    """
+    rng, dim, positions = random.Random(2), spec.head_dim, list(range(CHUNK - 3, CHUNK + 2))
+    group = spec.n_heads // spec.n_kv_heads
+    spec = spec._replace(n_heads=group, n_kv_heads=1, window=10, sinks=None)
+    q, k, v = ([array("f", [rng.uniform(-2, 2) for _ in range(n)]) for _ in positions]
+               for n in (group * dim, dim, dim))
+    seq = types.SimpleNamespace(table=array("i", (1, 0)))
+    tables = array("q", [seq.table.buffer_info()[0]] * len(positions))
+
+    def operation(ops, q, k, v, index):
+        batch = types.SimpleNamespace(
+            cache=type(cache)([(1, dim)], 2, CHUNK, cache.kv_type), positions=index,
+            sequences=[seq] * len(positions), tables=tables.buffer_info()[0], keep=tables)
+        return ops.attention(q, k, v, batch, 0, spec)
+    return operation, [q, k, v, positions]
 
 
 class Native:
@@ -7859,7 +7889,7 @@ class Native:
     def __init__(self, isa, n_threads):
         self.isa, self.n_threads = isa, n_threads
         self.kernels, self.owned, self.tables = {}, {}, {}
-        self.unchecked, self.checked = {}, set()
+        self.unchecked, self.checked, self.examples = {}, set(), {}
         self.arena, self.inputs, self.n_inputs, self.programs = Memory(0), None, 0, {}
         self.team = Team(KERNEL_FUNCTION(self.kernel(emit_run)[0]), n_threads)
 
@@ -8005,6 +8035,7 @@ class Native:
     def rope(self, x, positions, table, head_dim):
         out = self.buffer(x.n_rows, x.n)
         cos, sin = self.table_memory(table)
+        self.examples[emit_rope, table.pairing] = table
         self.line(x.n_rows, [x], [out], emit_rope, table.pairing, x=x.address,
                   x_row_bytes=x.row_bytes, out=out.address, out_row_bytes=out.row_bytes,
                   positions=positions.address, cos=cos.address, sin=sin.address,
@@ -8013,9 +8044,11 @@ class Native:
 
     def attention(self, q, k, v, batch, layer, spec):
         pool, out = batch.cache, self.buffer(q.n_rows, q.n)
-        pages = Span(self.pool_address + pool.layer_offs[layer], 1)     # stands for all of them
+        arena = address_of(pool.arena)
+        pages = Span(arena + pool.layer_offs[layer], 1)     # stands for the layer's part of all
+        self.examples[emit_attention, spec.head_dim] = pool, spec
         common = dict(tables=batch.tables, positions=batch.positions.address,
-                      arena=self.pool_address, page_bytes=pool.page_bytes,
+                      arena=arena, page_bytes=pool.page_bytes,
                       layer_off=pool.layer_offs[layer], page_size=pool.page_size,
                       n_kv_heads=spec.n_kv_heads)
         self.line(q.n_rows, [k, v], [pages], emit_kv_store, pool.kv_type,
@@ -8089,7 +8122,7 @@ class Native:
         recorded = Recorded(Index(at + 8 * self.n_inputs, n_rows),
                             Index(at + 12 * self.n_inputs, n_rows),
                             Index(at + 16 * self.n_inputs, n_wanted), at, batch.cache)
-        self.pool_address, self.n_positions = address_of(batch.cache.arena), model.ctx_size
+        self.n_positions = model.ctx_size
         while True:
             self.program = program = Program(self.arena)
             result = forward(model, self, recorded)
@@ -8110,7 +8143,12 @@ class Native:
 
     def check(self, emit, parameters):
         """Compare a kernel with the reference on a small random input.  Raises NativeFault."""
-        trial = _trial(emit, parameters)
+        if emit is emit_rope:
+            trial = _rope_trial(self.examples[emit_rope, parameters[0]])
+        elif emit is emit_attention:
+            trial = _attention_trial(*self.examples[emit_attention, parameters[1]])
+        else:
+            trial = _trial(emit, parameters)
         if trial:
             operation, inputs = trial
             expected = operation(Reference(), *inputs)
@@ -8131,6 +8169,7 @@ class Native:
                 places.append(place if is_rows else Index(place.address, len(x)))
             out = self.done(operation(self, *places))
             self.program.finish(1, 0)
+            self.fill_tables(max([0] + [max(x) for x in inputs if not isinstance(x[0], array)]))
             self.team.run_alone(self.program)
             return [ctypes.string_at(out.address + r * out.row_bytes, out.row_bytes)
                     for r in range(out.n_rows)]
@@ -8146,7 +8185,10 @@ class Native:
             data = array(kind, values)
             ctypes.memmove(at + off * self.n_inputs, data.buffer_info()[0],
                            len(data) * data.itemsize)
-        last = max(batch.positions)
+        self.fill_tables(max(batch.positions))
+
+    def fill_tables(self, last):
+        """Bring the cosines and sines of positions up to `last` to where kernels read them."""
         for table, cos, sin, filled in self.tables.values():
             if last >= filled[0]:
                 table.rows(last)
@@ -8159,7 +8201,7 @@ class Native:
     def table_memory(self, table):
         """Return the Memory of a RopeTable's cosines and of its sines, at fixed addresses."""
         if id(table) not in self.tables:
-            n_bytes = 4 * self.n_positions * len(table.freqs)
+            n_bytes = 4 * max(self.n_positions, 8) * len(table.freqs)   # a trial wants some
             self.tables[id(table)] = table, Memory(n_bytes), Memory(n_bytes), [0]
         return self.tables[id(table)][1:3]
 
@@ -8230,20 +8272,26 @@ def usable_cores():
     return n
 
 
+def _function_address(function):
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
 def system_yield():
     """Return the address of the system's function that lets another thread run."""
     if sys.platform == "win32":
-        function = ctypes.WinDLL("kernel32").SwitchToThread
-    else:
-        function = ctypes.CDLL(None).sched_yield
-    return ctypes.cast(function, ctypes.c_void_p).value
+        return _function_address(_foreign(ctypes.WinDLL("kernel32"), "SwitchToThread", ctypes.c_int))
+    return _function_address(_foreign(ctypes.CDLL(None), "sched_yield", ctypes.c_int))
 
 
 def system_clock():
     """Return (address, first argument or None) of the system's function that writes the time."""
     if sys.platform == "win32":
-        return ctypes.cast(ctypes.WinDLL("kernel32").QueryPerformanceCounter, ctypes.c_void_p).value, None
-    return ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value, time.CLOCK_MONOTONIC
+        counter = _foreign(ctypes.WinDLL("kernel32"), "QueryPerformanceCounter", ctypes.c_int,
+                           ctypes.c_void_p)
+        return _function_address(counter), None
+    gettime = _foreign(ctypes.CDLL(None), "clock_gettime", ctypes.c_int, ctypes.c_int,
+                       ctypes.c_void_p)
+    return _function_address(gettime), time.CLOCK_MONOTONIC
 
 
 def system_time(address):
@@ -8251,7 +8299,8 @@ def system_time(address):
     first, second = struct.unpack("<qq", ctypes.string_at(address, 16))
     if sys.platform == "win32":
         frequency = ctypes.c_int64()
-        ctypes.WinDLL("kernel32").QueryPerformanceFrequency(ctypes.byref(frequency))
+        _foreign(ctypes.WinDLL("kernel32"), "QueryPerformanceFrequency", ctypes.c_int,
+                 ctypes.c_void_p)(ctypes.byref(frequency))
         return first / frequency.value
     return first + second * 1e-9
 
@@ -9902,6 +9951,39 @@ def describe(path, ctx_size=None, kv_type="f16"):
     yield f"  together     {megabytes(total)}{verdict}"
 
 
+def listed_kernels():
+    """Return {name: (emit function, *parameters)} of the kernels that --listing can print."""
+    kernels = {}
+    for name, fmt in FORMATS.items():
+        name = name.lower()
+        if fmt.sub_len is None:
+            kernels[name] = emit_matmul_float, fmt, 64
+        else:
+            kernels[name] = emit_matvec, fmt, max(fmt.block_len, 64)
+            kernels[name + "_panel"] = emit_matmul, fmt, max(fmt.block_len, 64)
+        kernels["embed_" + name] = emit_embed, fmt, max(fmt.block_len, 64)
+    for emit in (emit_quantize, emit_add, emit_mul, emit_scale, emit_silu, emit_gelu,
+                 emit_silu_mul, emit_gelu_mul, emit_softcap, emit_rms_norm, emit_layer_norm,
+                 emit_rows, emit_argmax, emit_compact, emit_run):
+        kernels[emit.__name__[5:]] = (emit,)
+    for pairing in ("interleaved", "half"):
+        kernels["rope_" + pairing] = emit_rope, pairing
+    for kv_type in KV_TYPES:
+        kernels["kv_store_" + kv_type] = emit_kv_store, kv_type, 64
+        kernels["attention_" + kv_type] = emit_attention, kv_type, 64
+    return kernels
+
+
+def kernel_listing(name):
+    """Return a kernel as text: what it must equal, then each operation with its bytes."""
+    kernels = listed_kernels()
+    if name.lower() not in kernels:
+        raise KshipraError(f"no kernel is called {name!r}; there are {', '.join(kernels)}")
+    emit, *parameters = kernels[name.lower()]
+    isa = choose_isa(os.environ)[0] or "avx2"
+    return f"{name}, {isa}\n\n{emit.__doc__.strip()}\n\n{listing(build(emit, *parameters), isa)}"
+
+
 def build_parser():
     """Return the argparse parser of the command line."""
     parser = argparse.ArgumentParser(
@@ -9935,6 +10017,7 @@ def build_parser():
     add("--info", action="store_true", help="print metadata, tensors and a memory plan")
     add("--profile", action="store_true",
         help="print where the time and the memory of --prompt and --max-tokens go")
+    add("--listing", metavar="KERNEL", help="print a kernel's machine code, such as q4_0")
     add("--json", action="store_true", help="print one JSON object instead of text")
     return parser
 
@@ -10019,6 +10102,9 @@ def run_command(argv):
     """Do what the arguments ask for; return the exit status."""
     parser = build_parser()
     args = parser.parse_args(argv)
+    if args.listing:
+        print(kernel_listing(args.listing))
+        return 0
     if args.info:
         for line in describe(args.model, args.ctx_size, args.kv_type):
             print(line)
