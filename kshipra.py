@@ -3160,7 +3160,7 @@ _OP_ROWS = [
     ("store_i32",   "=iid",  None, _store_int(4)),
     ("store_i16",   "=iid",  None, _store_int(2)),
     ("store_i8",    "=iid",  None, _store_int(1)),
-    # threads: atomic, and seen by other threads in the order written
+    # threads: atomic at multiples of 8 bytes, and seen by other threads in the order written
     ("load_acquire",  "I=id",  None, _load_int(8, True)),
     ("store_release", "=iid",  None, _store_int(8)),
     ("fetch_add",     "I=iid", None, _fetch_add),           # returns what was there before
