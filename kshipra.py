@@ -7786,7 +7786,7 @@ class NativeFault(Exception):
     """Machine code cannot run here, or does not do what it should; the message says why."""
 
 
-CHUNK_BYTES = 64 << 10                  # of weights: much against taking a chunk, little against a core's share
+CHUNK_BYTES = 1 << 20                   # of weights, at most: each chunk begins with a wait for memory
 PANEL_ROWS = 32                         # weight rows of a chunk where many activations meet them
 SLICE = 4096                            # elements of a chunk of an element-wise operation
 ATTENTION_ROWS = 16                     # neighbouring rows that share the loading of keys
@@ -7942,7 +7942,7 @@ class Native:
     def chunk_rows(self, w, n_rows):
         """Return how many rows of a weight make a chunk: a multiple of 8, some chunks a thread."""
         n_out = w.shape[0]
-        share = n_out if self.n_threads == 1 else n_out // (4 * self.n_threads)
+        share = n_out if self.n_threads == 1 else n_out // (2 * self.n_threads)
         limit = PANEL_ROWS if n_rows > 1 else CHUNK_BYTES // w.row_bytes
         return max(8, min(share, limit) + 7 & ~7)
 
