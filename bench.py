@@ -21,6 +21,7 @@ Read it, top to bottom:
     8. The command
 """
 import argparse
+import functools
 import inspect
 import itertools
 import json
@@ -76,14 +77,14 @@ SHAPES = {
     "smollm2-135m":   Shape("llama", 30, 576, 1536, 9, 3, 49152, 8192, rope_base=100000.0),
     "gemma3-270m":    Shape("gemma3", 18, 640, 2048, 4, 1, 262144, 32768, head_dim=256,
                             rope_base=1000000.0, window=512),
-    "llama":          Shape("llama", 3, 96, 256, 6, 6, 512, 1024),      # a base for --hidden-dim etc.
+    "llama":          Shape("llama", 3, 96, 256, 6, 6, 512, 1024),  # a base for --hidden-dim etc.
 }
 
 NARROWER = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}    # where n_in is no multiple of 256
 
 
 def use_more_bits(i, n):
-    """Whether layer i of n is one of those that Q4_K_M keeps in Q6_K: the ends, and every third."""
+    """Whether Q4_K_M keeps layer i of n in Q6_K: it does at the ends, and every third."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
 
@@ -119,8 +120,9 @@ def blocks_with(format, data, d, m):
     return bytes(data)
 
 
-def block_scales(format, deviation):
-    """Return (d, m) for which random blocks have mean 0 and the given standard deviation."""
+@functools.lru_cache(None)
+def block_scales(format):
+    """Return (d, m) for which random blocks have mean 0 and standard deviation 1."""
     sample = random.Random(0).randbytes(256 * format.block_bytes)
     codes, scales, mins = format.unpack(blocks_with(format, sample, 1.0, 1.0))
     weights = [c * scales[i // format.sub_len] for i, c in enumerate(codes)]
@@ -128,7 +130,7 @@ def block_scales(format, deviation):
     if mins:
         m = -math.fsum(weights) / len(weights) / (math.fsum(mins) / len(mins))
         weights = [w + m * mins[i // format.sub_len] for i, w in enumerate(weights)]
-    d = deviation / math.sqrt(math.fsum(w * w for w in weights) / len(weights))
+    d = 1 / math.sqrt(math.fsum(w * w for w in weights) / len(weights))
     return d, m * d
 
 
@@ -136,10 +138,10 @@ PIECE_BLOCKS = 1 << 14
 
 
 def random_pieces(format, shape, seed):
-    """Yield the bytes of a random matrix that keeps a vector's length, some megabytes at a time."""
+    """Yield the bytes of a random matrix that keeps a vector's length, piece by piece."""
     rng = random.Random(seed)
     source = format if format.sub_len else FORMATS["Q8_0"]      # floats: those of Q8_0 blocks
-    d, m = block_scales(source, 1 / math.sqrt(shape[-1]))
+    d, m = (x / math.sqrt(shape[-1]) for x in block_scales(source))
     left = math.prod(shape) // source.block_len
     while left:
         n = min(left, PIECE_BLOCKS)
@@ -228,8 +230,8 @@ def shape_metadata(name, shape):
         numbers.update({"attention.key_length": head_dim, "attention.value_length": head_dim})
     if kshipra.ARCHITECTURES[hp.arch].rope:
         numbers.update({"rope.freq_base": hp.rope_base, "rope.dimension_count": head_dim})
-    if hp.window:
-        numbers["attention.sliding_window"] = hp.window
+    if hp.window or kshipra.ARCHITECTURES[hp.arch].window_every:
+        numbers["attention.sliding_window"] = hp.window or hp.n_ctx
     tokens, merges = shape_vocabulary(hp.n_vocab)
     end = hp.n_vocab - 1
     return {
@@ -256,7 +258,7 @@ def parse_shape(text, numbers):
     name, _, kind = text.partition(":")
     if name not in SHAPES:
         raise KshipraError(f"shape {name!r} is unknown; use one of " + ", ".join(SHAPES))
-    given = {field: value for field, value in numbers.items() if value is not None}
+    given = {field: numbers[field] for field in Shape._fields if numbers.get(field) is not None}
     shape = SHAPES[name]._replace(**given)
     if "n_heads" in given and "n_kv_heads" not in given:
         shape = shape._replace(n_kv_heads=shape.n_heads)
@@ -301,10 +303,12 @@ def resident_mb():
 
 
 def timed(tokens, n, budget_s):
-    """Take n tokens from an iterator, fewer if budget_s is used up; return them and seconds each."""
-    ids, seconds, begun = [], [], time.perf_counter()
-    last = begun
-    while len(ids) < n and (len(ids) < 2 or last - begun < budget_s):
+    """Take n tokens from an iterator and return them, and the seconds for each.
+
+    budget_s: after the first token; once it is used up there are fewer, but two at least
+    """
+    ids, seconds, last = [], [], time.perf_counter()
+    while len(ids) < min(n, 2) or (len(ids) < n and sum(seconds[1:]) < budget_s):
         ids.append(next(tokens))
         now = time.perf_counter()
         seconds.append(now - last)
@@ -350,7 +354,8 @@ class Process:
 
     def __init__(self, python, opener, job, limit_s=3600):
         self.name, self.limit_s = opener.__name__, limit_s
-        parts = [resident_mb, timed, serve, *map(globals().get, PARTS.get(opener.__name__, ())), opener]
+        ours = map(globals().get, PARTS.get(opener.__name__, ()))
+        parts = [resident_mb, timed, serve, *ours, opener]
         source = "import json, os, sys, time\n"
         if opener.__name__ in PARTS:        # of ours; another engine shall not pay for it
             source += f"sys.path.insert(0, {HERE!r})\nimport kshipra\nfrom array import array\n"
@@ -404,7 +409,7 @@ class Process:
 
 PARTS = {       # the processes of ours, and the functions each of them calls
     "open_kshipra": [], "open_ceilings": [],
-    "open_rung": ["open_model", "matrices", "estimate_row_s", "batch_tokens_per_s", "ledger_mb",
+    "open_rung": ["open_model", "matrices", "estimate_s", "batch_tokens_per_s", "ledger_mb",
                   "profile"],
 }
 
@@ -459,13 +464,6 @@ def noise_warning(samples):
             + "; close what else runs and measure again")
 
 
-def usable_cores():
-    """Return how many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def processor_name():
     """Return the processor's name as the system tells it."""
     try:
@@ -500,7 +498,7 @@ def machine_facts():
     memory = kshipra.free_memory_bytes()
     return {
         "system": f"{platform.system()} {platform.release()}", "machine": platform.machine(),
-        "processor": processor_name(), "cores": usable_cores(),
+        "processor": processor_name(), "cores": kshipra.usable_cores(),
         "free_memory_mb": memory and round(memory / 1e6),
         "python": platform.python_version(), "commit": commit(),
     }
@@ -552,11 +550,22 @@ RUNGS = {rung.name: rung for rung in (
 )}
 
 
-def default_rungs():
-    """Return the names of the rungs that can run here, from the lowest up."""
-    if "native" in kshipra.DEVICES:
-        return ["naive", "tiled", "simd", "cache", "fused", "threads"]
-    return ["naive", "tiled", "packed", "python"]
+F32_LIMIT = 400_000_000                 # weights; above, a file of floats takes minutes to write
+
+
+def default_rungs(n_weights):
+    """Return (names of the rungs for this machine and model, from the lowest up; line or None).
+
+    The line says what was left out, and why.
+    """
+    if kshipra.native_refusal():
+        return ["naive", "tiled", "packed", "python"], None
+    names = ["naive", "tiled", "simd", "cache", "fused", "threads"]
+    if n_weights <= F32_LIMIT:
+        return names, None
+    return [name for name in names if RUNGS[name].weights != "f32"], (
+        "rungs simd and cache left out: writing so many weights as floats takes minutes; ask for "
+        "them with --rung")
 
 
 def numerics(rung):
@@ -601,7 +610,7 @@ def open_rung(job):
 
     return {
         "stream": stream,
-        "estimate": lambda: estimate_row_s(model, job["matmul"]),
+        "estimate": lambda: estimate_s(model, job["matmul"]),
         "ledger": lambda **sizes: ledger_mb(model, base_mb, **sizes),
         "profile": lambda **sizes: profile(model, **sizes),
         "batch": lambda **sizes: batch_tokens_per_s(model, **sizes),
@@ -618,26 +627,31 @@ def matrices(model):
     return [w for w in layers if id(w) not in fused] + [model.weights.lm_head]
 
 
-def estimate_row_s(model, matmul, rows=8):
-    """Return the seconds that one row of activations takes in plain Python: its matrices only.
+def estimate_s(model, matmul, n_rows=8):
+    """Return (seconds a step, seconds a row) that the matrices take in plain Python.
 
-    A few rows of one matrix of each shape and format are multiplied, the rest is in proportion.
+    A few rows of one matrix of each shape and format are multiplied, by one row of
+    activations and by three, and the rest is taken in proportion.
     """
-    total, known = 0.0, {}
+    step_s = row_s = 0.0
+    known = {}
     for w in matrices(model):
         key = w.format.name, w.shape
         if key not in known:
-            part = w[:rows]
-            x = [array("f", [1.0]) * w.shape[1]]
-            unpacked = kshipra.PackedWeight(part) if matmul == "packed" and w.format.sub_len \
-                else part
-            multiply = kshipra.matmul_packed if unpacked is not part else \
-                kshipra.matmul_naive if matmul == "naive" else kshipra.matmul_tiled
-            begun = time.perf_counter()
-            multiply(unpacked, x)
-            known[key] = (time.perf_counter() - begun) * w.shape[0] / min(rows, w.shape[0])
-        total += known[key]
-    return total
+            part, share = w[:n_rows], w.shape[0] / min(n_rows, w.shape[0])
+            multiply = kshipra.matmul_naive if matmul == "naive" else kshipra.matmul_tiled
+            if matmul == "packed" and w.format.sub_len:
+                part, multiply = kshipra.PackedWeight(part), kshipra.matmul_packed
+            seconds = []
+            for rows in (1, 3):
+                x = [array("f", [1.0]) * w.shape[1]] * rows
+                begun = time.perf_counter()
+                multiply(part, x)
+                seconds.append(share * (time.perf_counter() - begun))
+            a_row = max(0.0, (seconds[1] - seconds[0]) / 2)
+            known[key] = max(0.0, seconds[0] - a_row), a_row
+        step_s, row_s = step_s + known[key][0], row_s + known[key][1]
+    return step_s, row_s
 
 
 def batch_tokens_per_s(model, prompt, n, n_sequences):
@@ -659,10 +673,12 @@ def batch_tokens_per_s(model, prompt, n, n_sequences):
             seq.truncate(0)
 
 
-def estimated_run(row_s, n_prompt, n, strategy):
-    """Return what `timed` would: seconds for each token when a row takes row_s."""
-    rows = [n_prompt + i for i in range(n)] if strategy == "baseline" else [n_prompt] + [1] * (n - 1)
-    return {"tokens": [], "token_s": [row_s * r for r in rows]}
+def estimated_run(cost, n_prompt, n, strategy):
+    """Return what `timed` would when steps and rows take `cost`, of estimate_s."""
+    rows = [n_prompt + i for i in range(n)] if strategy == "baseline" \
+        else [n_prompt] + [1] * (n - 1)
+    steps = [-(-r // kshipra.Reference.prefill_rows) for r in rows]
+    return {"tokens": [], "token_s": [cost[0] * s + cost[1] * r for s, r in zip(steps, rows)]}
 
 
 def measure_rung(rung, paths, prompt, n, ctx_size, settings, say):
@@ -674,11 +690,12 @@ def measure_rung(rung, paths, prompt, n, ctx_size, settings, say):
     with Process(sys.executable, open_rung, job) as process:
         facts = process.ask("facts")
         say(f"{rung.name}: running")
-        row_s = process.ask("estimate") if rung.device == "python" else 0.0
-        n_ahead = len(prompt)
-        estimated = row_s * (2 * n_ahead + 1) > 2 * settings["budget_s"]
+        n_ahead, estimated = len(prompt), False
+        if rung.device == "python":
+            guess = estimated_run(process.ask("estimate"), n_ahead, n, rung.strategy)
+            estimated = math.fsum(guess["token_s"][:2]) > 2 * settings["budget_s"]
         if estimated:
-            runs = [estimated_run(row_s, n_ahead, n, rung.strategy)]
+            runs = [guess]
         else:
             runs, used_s = [], 0.0
             while len(runs) < settings["repeats"] and used_s < settings["budget_s"]:
@@ -839,6 +856,8 @@ def open_transformers(job):
                                                  f"torch {torch.__version__}"}
 
 
+PEER_PROMPT = "The capital of France is"        # its first five tokens
+
 PEERS = {       # name: the modules it needs, and what serves it
     "llama.cpp": ("llama_cpp numpy", open_llama_cpp),
     "transformers": ("transformers torch gguf", open_transformers),
@@ -890,13 +909,12 @@ def measure_pair(names, sides, prompt, long_prompt, n, repeats, say):
     sides: two of (interpreter, opener, job)   -> {figure name: [values of A, values of B]}
     """
     values = {name: ([], []) for name in FIGURES}
-    short = prompt[:5]
     with Process(*sides[0]) as a, Process(*sides[1]) as b:
         versions = [a.ask("version"), b.ask("version")]
         for i in range(repeats + 1):                    # the first round only warms up
             for side, process in enumerate((a, b)):
                 say(f"{names[side]}: round {i} of {repeats}")
-                run = process.ask("generate", prompt=short, n=n)
+                run = process.ask("generate", prompt=prompt, n=n)
                 read = process.ask("generate", prompt=long_prompt, n=1)
                 if i:
                     values["decode_tok_s"][side].append(tokens_per_s(run))
@@ -906,7 +924,7 @@ def measure_pair(names, sides, prompt, long_prompt, n, repeats, say):
     for i in range(repeats):
         for side in (0, 1):
             say(f"{names[side]}: start {i + 1} of {repeats}")
-            values["first_s"][side].append(first_token_s(*sides[side], short))
+            values["first_s"][side].append(first_token_s(*sides[side], prompt))
     return versions, values
 
 
@@ -1112,7 +1130,7 @@ def batch_table(results):
 PUBLISHED = {
     "gpt2-124m:q8_0": "a torch engine of the same shape: first token 0.1263 s, 5.52 tokens/s, "
                       "799 MB",
-    "llama hidden=96 n_layers=3 n_heads=6:q4_0": "a NumPy engine with 4-bit weights, 48 tokens: "
+    "llama n_layers=3 hidden=96 n_heads=6:q4_0": "a NumPy engine with 4-bit weights, 48 tokens: "
                                                  "137 tokens/s greedy, 426 in a batch of 4",
 }
 
@@ -1253,14 +1271,14 @@ FONT_DOTS = r"""
       #       #     ###   #   #  ####    ###   ####   #####  #       ###   #   #  ###   ##
 
 
-K      L      M      N      O      P      Q      R      S      T      U      V      W      X
-#   #  #      #   #  #   #   ###   ####    ###   ####    ####  #####  #   #  #   #  #   #  #   #
-#  #   #      ## ##  ##  #  #   #  #   #  #   #  #   #  #        #    #   #  #   #  #   #  #   #
-# #    #      # # #  # # #  #   #  #   #  #   #  #   #  #        #    #   #  #   #  #   #   # #
-##     #      # # #  #  ##  #   #  ####   #   #  ####    ###     #    #   #   # #   # # #    #
-# #    #      #   #  #   #  #   #  #      # # #  # #        #    #    #   #   # #   # # #   # #
-#  #   #      #   #  #   #  #   #  #      #  #   #  #       #    #    #   #   # #   ## ##  #   #
-#   #  #####  #   #  #   #   ###   #       ## #  #   #  ####     #     ###     #    #   #  #   #
+K      L      M      N      O       P      Q       R      S      T      U      V      W      X
+#   #  #      #   #  #   #   ####   ####    ####   ####    ####  #####  #   #  #   #  #   #  #   #
+#  #   #      ## ##  ##  #  #    #  #   #  #    #  #   #  #        #    #   #  #   #  #   #  #   #
+# #    #      # # #  # # #  #    #  #   #  #    #  #   #  #        #    #   #  #   #  #   #   # #
+##     #      # # #  #  ##  #    #  ####   #    #  ####    ###     #    #   #   # #   # # #    #
+# #    #      #   #  #   #  #    #  #      #  # #  # #        #    #    #   #   # #   # # #   # #
+#  #   #      #   #  #   #  #    #  #      #   #   #  #       #    #    #   #   # #   ## ##  #   #
+#   #  #####  #   #  #   #   ####   #       ### #  #   #  ####     #     ###     #    #   #  #   #
 
 
 Y      Z      [    \      ]    ^      _      `   a      b      c     d      e      f
@@ -1409,7 +1427,7 @@ class Canvas:
 
 
 INK, SOFT, RULE, PAPER = (28, 32, 40), (110, 118, 130), (226, 229, 234), (255, 255, 255)
-COLOURS = {"python": (150, 158, 172), "native": (20, 120, 200), "peer": (214, 126, 44)}
+COLOURS = {"python": (124, 133, 149), "native": (20, 120, 200), "peer": (214, 126, 44)}
 
 
 class Bar(NamedTuple):
@@ -1463,7 +1481,7 @@ def tick_text(ms):
 
 
 WIDTH, HEIGHT = 1200, 800
-CHART_LEFT, CHART_RIGHT, CHART_TOP, CHART_BOTTOM = 290, 950, 150, 716
+CHART_LEFT, CHART_RIGHT, CHART_TOP, CHART_BOTTOM = 290, 1000, 150, 716
 
 
 def picture(results):
@@ -1490,18 +1508,18 @@ def picture(results):
         middle = top + thick // 2
         canvas.text(CHART_LEFT - 16, middle - 2, bar.label, 14, INK, "right", bold=True)
         canvas.text(CHART_LEFT - 16, middle + 17, bar.detail, 11, SOFT, "right")
-        label = duration(bar.ms / 1000)
-        if length > canvas.text_width(label, 15) + 30:
-            canvas.text(round(CHART_LEFT + length) - 12, middle + 7, label, 15, PAPER, "right",
+        label, right = duration(bar.ms / 1000), round(CHART_LEFT + length)
+        label_width = round(canvas.text_width(label, 15)) + 14
+        remark_width = round(canvas.text_width(bar.remark, 13))
+        if length > label_width + remark_width + 30:            # all of it fits into the bar
+            canvas.text(right - 12 - remark_width - 14, middle + 7, label, 15, PAPER, "right",
                         bold=True)
-            after = 0
+            canvas.text(right - 12, middle + 6, bar.remark, 13, PAPER, "right")
         else:
-            canvas.text(round(CHART_LEFT + length) + 12, middle + 7, label, 15, INK, bold=True)
-            after = canvas.text_width(label, 15) + 18
-        x = round(CHART_LEFT + length + after) + 12
-        end = min(x + round(canvas.text_width(bar.remark, 13)), WIDTH - 1)
-        canvas.fill(x, middle - 8, end - x, 16, PAPER)          # over the rules
-        canvas.text(x, middle + 6, bar.remark, 13, SOFT)
+            # The paper behind the words hides the rules.
+            canvas.fill(right + 12, middle - 8, label_width + remark_width, 16, PAPER)
+            canvas.text(right + 12, middle + 7, label, 15, INK, bold=True)
+            canvas.text(right + 12 + label_width, middle + 6, bar.remark, 13, SOFT)
     canvas.fill(CHART_LEFT, CHART_TOP - 12, 2, CHART_BOTTOM - CHART_TOP + 12, INK)
     x = 40
     for kind, title in (("python", "plain Python"), ("native", "machine code written by Python"),
@@ -1551,7 +1569,7 @@ def build_parser():
         help="only this peer, may be given several times: " + ", ".join(PEERS))
     add("--no-peers", action="store_true", help="leave the other engines out")
     add("--peer-python", action="append", metavar="PATH", default=[],
-        help="interpreter that has peers installed, may be given several times (default: this one)")
+        help="interpreter that has peers, may be given several times (default: this one)")
     add("--prefill", type=int, default=512, metavar="N",
         help="tokens that peers and we read (default: 512)")
     add("--decode", type=int, default=128, metavar="N",
@@ -1597,14 +1615,16 @@ def prompt_ids(path, args):
     return kshipra.tokenizer_of(kshipra.open_checkpoint(path)).encode(args.prompt)
 
 
-def chosen_rungs(args):
+def chosen_rungs(args, results):
     """Return the Rungs to measure, refusing those that cannot run here."""
-    names = args.rung or default_rungs()
-    rungs = [RUNGS[name] for name in names]
+    names, left_out = args.rung, None
+    if not names:
+        names, left_out = default_rungs(results["model"]["weights"])
+    results["skipped"] += [left_out] * bool(left_out)
+    rungs, refusal = [RUNGS[name] for name in names], kshipra.native_refusal()
     for i, rung in enumerate(rungs):
-        if rung.device not in kshipra.DEVICES:
-            raise KshipraError(f"rung {rung.name} needs device {rung.device!r}; this kshipra.py "
-                               f"has {', '.join(kshipra.DEVICES)}")
+        if rung.device == "native" and refusal:
+            raise KshipraError(f"rung {rung.name} needs machine code: {refusal}; leave it out")
         if rung.threads is None and args.threads:
             rungs[i] = rung._replace(threads=args.threads)
     return rungs
@@ -1612,7 +1632,7 @@ def chosen_rungs(args):
 
 def ladder_results(args, path, prompt, place, results, say):
     """Fill in "ladder", "batches", "profile" and "ceilings"."""
-    rungs = chosen_rungs(args)
+    rungs = chosen_rungs(args, results)
     paths = {"file": path}
     ctx_size = results["work"]["ctx_size"]
     settings = {"budget_s": args.budget, "repeats": args.repeats}
@@ -1643,7 +1663,8 @@ def ladder_results(args, path, prompt, place, results, say):
             results["batches"].append({"rung": top.name, "sequences": n, "tok_s": figure(speeds)})
     if top.device != "python":
         say("the limits of this machine")
-        with Process(sys.executable, open_ceilings, {"threads": args.threads}) as process:
+        with Process(sys.executable, open_ceilings,
+                     {"threads": results["ladder"][-1]["threads"]}) as process:
             results["ceilings"] = process.ask("ceilings")
 
 
@@ -1652,20 +1673,23 @@ def open_ceilings(job):
     return {"ceilings": lambda: kshipra.ceilings(job["threads"])}
 
 
-def peer_results(args, path, prompt, results, say):
+def peer_results(args, path, results, say):
     """Fill in "peers" and "skipped"."""
-    found, results["skipped"] = find_peers(args.peers or PEERS, args.peer_python or [sys.executable])
+    found, missing = find_peers(args.peers or PEERS, args.peer_python or [sys.executable])
+    results["skipped"] += missing
     if not found:
         return
     if path is None:
         results["skipped"].append(" and ".join(found) + " skipped: the model inside kshipra.py is "
                                   "no file to give them; take --model or --shape")
         return
-    device = "native" if "native" in kshipra.DEVICES else "python"
-    n_ctx = kshipra.Hparams(kshipra.open_checkpoint(path)).n_ctx
+    device = "python" if kshipra.native_refusal() else "native"
+    checkpoint = kshipra.open_checkpoint(path)
+    n_ctx = kshipra.Hparams(checkpoint).n_ctx
+    prompt = (kshipra.tokenizer_of(checkpoint).encode(PEER_PROMPT) * 5)[:5]
     prefill, decode = min(args.prefill, n_ctx - 1), min(args.decode, n_ctx - 6)
-    results["peers"] = measure_peers(found, path, device, args.threads or usable_cores(), prompt,
-                                     prefill, decode, args.repeats, say)
+    results["peers"] = measure_peers(found, path, device, args.threads or kshipra.usable_cores(),
+                                     prompt, prefill, decode, args.repeats, say)
 
 
 def measure(args, path, name, place, say):
@@ -1682,7 +1706,7 @@ def measure(args, path, name, place, say):
     if not args.no_ladder:
         ladder_results(args, path, prompt, place, results, say)
     if not args.no_peers:
-        peer_results(args, path, prompt, results, say)
+        peer_results(args, path, results, say)
     results["noise"].append(noise())
     results["warning"] = noise_warning(results["noise"])
     say("")

@@ -57,6 +57,7 @@ import struct
 import sys
 import threading
 import time
+import types
 import unicodedata
 import zlib
 from array import array
@@ -2674,7 +2675,7 @@ def attend(q, chunks, scale, cap=0.0, sink=None):
         top = max(m, sink)
         a, b = exp((m - top, sink - top))
         l, o = f32(f32(l * a) + b), f32_scale(o, a)
-    return f32_scale(o, f32(1 / l))
+    return array("f", [v / l for v in o])
 
 
 # 4.4 The operation surface: what a forward pass may call, and nothing else.  `Native`
@@ -3159,7 +3160,7 @@ _OP_ROWS = [
     ("store_i32",   "=iid",  None, _store_int(4)),
     ("store_i16",   "=iid",  None, _store_int(2)),
     ("store_i8",    "=iid",  None, _store_int(1)),
-    # threads: atomic, and seen by other threads in the order written
+    # threads: atomic at multiples of 8 bytes, and seen by other threads in the order written
     ("load_acquire",  "I=id",  None, _load_int(8, True)),
     ("store_release", "=iid",  None, _store_int(8)),
     ("fetch_add",     "I=iid", None, _fetch_add),           # returns what was there before
@@ -4699,8 +4700,9 @@ ENCODERS.update(avx2=X86, vnni=X86, avxvnni=X86)
 # text, a format string of the same letters.  From the picture comes the function that makes the
 # word; the listing goes the other way, finds the picture that a word fits and fills in the text.
 #
-# NEON, the vector part, has 32 registers v0..v31 of 128 bits: our 256-bit register number p is
-# the pair v2p (low half), v2p+1 (high half), and most operations are one instruction for each.
+# NEON, the vector part, has 32 registers v0..v31 of 128 bits.  Two neighbours, an even one for the
+# low half and the next for the high half, make one of our vectors; most operations are one
+# instruction for each.
 #
 #     x0..x14, x19..x28   whole numbers and addresses; x0, x1, x2 hold our parameters on entry
 #     x15, x16, x17       ours for the length of one operation: constants, addresses far away
@@ -5251,8 +5253,8 @@ def _a64_store_release(asm, base, x, disp):
 def _a64_fetch_add(asm, d, base, x, disp):
     """Load and claim, add, store if the claim still holds, else try again; then old = new - x."""
     asm.code += (*_sum_words(16, base, disp),
-                  _W["ldaxr"](17, 16), _W["add.x"](17, 17, x), _W["stlxr"](15, 17, 16),
-                  _W["cbnz"](15, -3), _W["sub.x"](d, 17, x))
+                 _W["ldaxr"](17, 16), _W["add.x"](17, 17, x), _W["stlxr"](15, 17, 16),
+                 _W["cbnz"](15, -3), _W["sub.x"](d, 17, x))
 
 
 def _a64_prefetch(asm, base, disp):
@@ -5320,28 +5322,23 @@ def _a64_load_high(asm, d, a, base, disp):
     asm.code += _access("ldr.q", d + 1, base, disp)
 
 
-def _a64_load_n(asm, d, base, n, disp):
-    """All eight lanes at once; or lane by lane, until n are there."""
-    d = _PAIR[d]
+def _a64_lanes(asm, pair, single, v, base, n, disp, clear=()):
+    """All eight lanes at once; or, where n < 8, lane by lane until n are done."""
     asm.code += (*_sum_words(16, base, disp),
-                  _W["cmp.i"](n, 8), _W["b.if"](_CONDITION["<"], 3),
-                  _W["ldp.q"](d, d + 1, 16, 0), _W["b"](3 + 3 * 8),
-                  _W["movi.16b"](d, 0, 0), _W["movi.16b"](d + 1, 0, 0))
-    _a64_lane_by_lane(asm, "ld1.s", d, n)
+                 _W["cmp.i"](n, 8), _W["b.if"](_CONDITION["<"], 3),
+                 _W[pair](v, v + 1, 16, 0), _W["b"](1 + len(clear) + 3 * 8), *clear)
+    for lane in range(8):
+        asm.code += (_W["cmp.i"](n, lane), _W["b.if"](_CONDITION["<="], 2 + 3 * (7 - lane)),
+                     _W[single](v + (lane >> 2), lane >> 1 & 1, lane & 1, 16))
+
+
+def _a64_load_n(asm, d, base, n, disp):
+    clear = _W["movi.16b"](_PAIR[d], 0, 0), _W["movi.16b"](_PAIR[d] + 1, 0, 0)
+    _a64_lanes(asm, "ldp.q", "ld1.s", _PAIR[d], base, n, disp, clear)
 
 
 def _a64_store_n(asm, base, v, n, disp):
-    v = _PAIR[v]
-    asm.code += (*_sum_words(16, base, disp),
-                  _W["cmp.i"](n, 8), _W["b.if"](_CONDITION["<"], 3),
-                  _W["stp.q"](v, v + 1, 16, 0), _W["b"](1 + 3 * 8))
-    _a64_lane_by_lane(asm, "st1.s", v, n)
-
-
-def _a64_lane_by_lane(asm, name, v, n):
-    for lane in range(8):
-        asm.code += (_W["cmp.i"](n, lane), _W["b.if"](_CONDITION["<="], 2 + 3 * (7 - lane)),
-                      _W[name](v + (lane >> 2), lane >> 1 & 1, lane & 1, 16))
+    _a64_lanes(asm, "stp.q", "st1.s", _PAIR[v], base, n, disp)
 
 
 def _a64_load_i32_at(asm, d, base, disps, t):
@@ -5370,12 +5367,15 @@ def _a64_blend_i32(asm, d, a, b, bits):
             asm.code += [_W["ins.s"](d + half, i, b + half, i) for i in range(4) if part >> i & 1]
 
 
-_SHUFFLES = {(0, 1, 2, 3): ("mov.16b",), (1, 0, 3, 2): ("rev64.4s",),
-           (0, 0, 1, 1): ("zip1.4s", None), (2, 2, 3, 3): ("zip2.4s", None),
-           (1, 2, 3, 0): ("ext.16b", None, 4), (2, 3, 0, 1): ("ext.16b", None, 8),
-           (3, 0, 1, 2): ("ext.16b", None, 12),
-           (0, 1, 0, 1): ("dup.d", 0), (2, 3, 2, 3): ("dup.d", 1),
-           **{(i, i, i, i): ("dup.s", i) for i in range(4)}}
+# order -> row, and what follows d and a: the register a again (None), a lane, a number of bytes
+_SHUFFLES = {
+    (0, 1, 2, 3): ("mov.16b",), (1, 0, 3, 2): ("rev64.4s",),
+    (0, 0, 1, 1): ("zip1.4s", None), (2, 2, 3, 3): ("zip2.4s", None),
+    (1, 2, 3, 0): ("ext.16b", None, 4), (2, 3, 0, 1): ("ext.16b", None, 8),
+    (3, 0, 1, 2): ("ext.16b", None, 12),
+    (0, 1, 0, 1): ("dup.d", 0), (2, 3, 2, 3): ("dup.d", 1),
+    **{(i, i, i, i): ("dup.s", i) for i in range(4)},
+}
 
 
 def _a64_shuffle_i32(asm, d, a, order):
@@ -5394,9 +5394,6 @@ def _a64_shuffle_i32(asm, d, a, order):
             asm.code.append(_W["ins.w"](d, i, 15 if source & 1 else holds))
 
 
-# Jumps.  Whether a jump goes forwards or back, its word is made at the end, when all labels, pairs
-# (what, number of the block), have their places.
-
 def _a64_compare(asm, a, b):
     asm.code.append(_W["cmp.x"](a, b))
 
@@ -5410,46 +5407,15 @@ def _a64_compare_imm(asm, a, number):
         asm.code += (*_constant_words(16, number), _W["cmp.x"](a, 16))
 
 
-def _a64_loop(asm, counter, block):
-    _a64_compare_imm(asm, counter, 0)
-    asm.jump(("end", block), "<=")
+def _a64_loop(asm, count, block):
+    asm.code.append(_W["cmp.i"](count, 0))
+    asm.jump("<=", ("end", block))
     asm.label(("top", block))
 
 
-def _a64_endloop(asm, counter, block):
-    asm.code.append(_W["subs.i"](counter, counter, 1))
-    asm.jump(("top", block), ">")
-    asm.label(("end", block))
-
-
-_UNLESS = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
-
-
-def _a64_control(compare):
-    """Return the functions of if, while and endwhile that compare in this way."""
-    def if_(asm, a, how, b, block):
-        compare(asm, a, b)
-        asm.jump(("end" if asm.blocks[block][1] is None else "else", block), _UNLESS[how])
-
-    def while_(asm, a, how, b, block):
-        compare(asm, a, b)
-        asm.jump(("end", block), _UNLESS[how])
-        asm.label(("top", block))
-
-    def endwhile(asm, a, how, b, block):
-        compare(asm, a, b)
-        asm.jump(("top", block), how)
-        asm.label(("end", block))
-
-    return if_, while_, endwhile
-
-
-def _a64_else(asm, block):
-    asm.jump(("end", block))
-    asm.label(("else", block))
-
-
-def _a64_endif(asm, block):
+def _a64_endloop(asm, count, block):
+    asm.code.append(_W["subs.i"](count, count, 1))
+    asm.jump(">", ("top", block))
     asm.label(("end", block))
 
 
@@ -5461,7 +5427,7 @@ def _a64_call(asm, address, a, b, c, live):
     mov = _W["mov.x"]
     asm.code += [_W["stp.x"](*pair) for pair in pairs]
     asm.code += (mov(16, address), mov(17, b), mov(15, c), mov(0, a), mov(1, 17), mov(2, 15),
-                  _W["blr"](16))
+                 _W["blr"](16))
     asm.code += [_W["ldp.x"](*pair) for pair in pairs]
 
 
@@ -5482,11 +5448,11 @@ def _arm64_rows(has_dot):
         "store_f32_n": _a64_store_n, "store_i32_n": _a64_store_n,
         "insert_i32": _a64_insert_i32, "blend_i32": _a64_blend_i32,
         "shuffle_i32": _a64_shuffle_i32,
-        "loop": _a64_loop, "endloop": _a64_endloop, "else": _a64_else, "endif": _a64_endif,
-        "call": _a64_call}
+        "loop": _a64_loop, "endloop": _a64_endloop, "call": _a64_call,
+        # labels and jumps are those of 5.2, since the methods of both encoders are called alike
+        "else": _else, "endif": lambda asm, block: asm.label(("end", block))}
     for form, compare in (("", _a64_compare), ("_imm", _a64_compare_imm)):
-        functions = _a64_control(compare)
-        others.update(zip(("if" + form, "while" + form, "endwhile" + form), functions))
+        others.update(zip(("if" + form, "while" + form, "endwhile" + form), _branches(compare)))
     rows.update({name: (function, 0) for name, function in others.items()})
     rows["load_i32_at"] = _a64_load_i32_at, 1
     return rows
@@ -5505,7 +5471,7 @@ class Arm64:
         self.abi = abi
         self.rows = _arm64_rows(isa == "neon_dot")
         self.code = []
-        self.labels, self.jumps = {}, []        # label -> place;  (place, label, condition)
+        self.labels, self.jumps = {}, []        # label -> place; (place, how, label)
         self.constants = {}                     # 16 bytes -> [(place, register)]
         self.blocks = None
 
@@ -5530,9 +5496,12 @@ class Arm64:
     def label(self, name):
         self.labels[name] = len(self.code)
 
-    def jump(self, label, how=None):
-        """Jump to a label, if the comparison just made came out as `how`."""
-        self.jumps.append((len(self.code), label, how))
+    def jump(self, how, label):
+        """Jump to a label if the comparison just made came out as `how`, or always if None.
+
+        The word is made at the end, when all labels have their places.
+        """
+        self.jumps.append((len(self.code), how, label))
         self.code.append(0)
 
     def load_constant(self, d, data):
@@ -5552,7 +5521,7 @@ class Arm64:
         if len(code) + 4 * len(self.constants) >= 1 << 18:
             raise ValueError(f"a kernel of {4 * len(code)} bytes, but arm64 jumps reach 1 MiB; "
                              "unroll less")
-        for place, label, how in self.jumps:
+        for place, how, label in self.jumps:
             distance = self.labels[label] - place
             code[place] = _W["b.if"](_CONDITION[how], distance) if how else _W["b"](distance)
         for data, uses in self.constants.items():
@@ -6671,11 +6640,6 @@ def emit_decode(k, format, panel, y, steps):
 # who fills the fields (5.7) guarantees them.  A name with _row_bytes is the distance in bytes
 # from one row to the next; a name with _bits is a float32 passed as the integer of its bits.
 
-def f32_bits(x):
-    """Return the bits of x, rounded to float32, as a signed int: how a field carries a number."""
-    return struct.unpack("<i", struct.pack("<f", x))[0]
-
-
 class Fields:
     """The fields of a kernel's argument structure, each loaded when it is asked for."""
 
@@ -6741,14 +6705,15 @@ def emit_exp(k, *xs):
     """Emit exp(x) of one vector, or of several: then a constant is loaded once for all.
 
     x: f32x8 -> f32x8, or a list of them.  2**n is made by writing n into the exponent bits: a
-    float32 of fraction 1 and exponent n + 127 is 2**n.  Nothing overflows: x is clamped first.
+    float32 of fraction 1 and exponent n + 127 is 2**n.  Nothing overflows: x is clamped first,
+    with the bound as first operand, so that what is not a number stays so.
     """
     def each(function, c, *lists):
         c = k.const_f32x8(c)
         return [function(*vectors, c) for vectors in zip(*lists)]
 
-    xs = each(k.max_f32, EXP_MIN, xs)
-    xs = each(k.min_f32, EXP_MAX, xs)
+    xs = each(lambda x, c: k.max_f32(c, x), EXP_MIN, xs)
+    xs = each(lambda x, c: k.min_f32(c, x), EXP_MAX, xs)
     ns = [k.round_f32(x) for x in each(k.mul_f32, LOG2_E, xs)]
     rs = each(lambda r, n, c: r - n * c, LN2_HI, xs, ns)
     rs = each(lambda r, n, c: r - n * c, LN2_LO, rs, ns)
@@ -6771,7 +6736,13 @@ def _gelu(k, x):
     return x / (emit_exp(k, u * k.const_f32x8(GELU_SLOPE)) + k.const_f32x8(1.0))
 
 
+def _finite(x):
+    """Emit x, bit for bit, but what is not finite becomes not a number: inf - inf is none."""
+    return x - (x - x)
+
+
 def _softcap(k, x, cap):
+    x = _finite(x)                      # or the cap would hide it
     e = emit_exp(k, x / cap * k.const_f32x8(2.0)) + k.const_f32x8(1.0)
     return (k.const_f32x8(1.0) - k.const_f32x8(2.0) / e) * cap
 
@@ -7005,7 +6976,8 @@ def _rope_interleaved(k, x, out, cos, sin, half):
 # The cache, seen from machine code.  A row brings the address of its sequence's page table
 # (i32 page numbers) and its position; chapter 6 defines where a vector lies:
 #
-#   arena + page * page_bytes + layer_off + ((which * n_kv_heads + head) * page_size + slot) * vector
+#   arena + page * page_bytes + layer_off
+#         + ((which * n_kv_heads + head) * page_size + slot) * bytes of a vector
 #
 # Its 4 or 2 bytes a number are read and written exactly: next to a vector is another one's.
 
@@ -7044,7 +7016,7 @@ def emit_kv_store(k, kv_type, head_dim):
         if kv_type == "f32":
             k.store_f32x8(pointer, v)
         else:
-            k.store_f16x8(pointer, k.min_f32(top, k.max_f32(bottom, v)))
+            k.store_f16x8(pointer, k.min_f32(top, k.max_f32(bottom, _finite(v))))
 
     for name in ("k", "v"):
         x = field.row(name, k.chunk)
@@ -7115,6 +7087,14 @@ class AttentionScratch:
         self.state_bytes = self.o + self.row_bytes
         self.n_bytes = self.states + ATTENTION_PAIRS * self.state_bytes
 
+    def query_of(self, k, pair, i):
+        """Emit the load of the address of q of the pair i places behind `pair`."""
+        return k.load_i64(pair, self.pairs + self.PAIR_BYTES * i + self.Q)
+
+    def state_of(self, k, pair, i):
+        """Emit the load of the address of its state."""
+        return k.load_i64(pair, self.pairs + self.PAIR_BYTES * i + self.STATE)
+
 
 def attention_scratch_bytes(head_dim):
     """Return how many bytes of scratch a thread needs for attention."""
@@ -7151,10 +7131,9 @@ def emit_attention(k, kv_type, head_dim, cap=False):
             put("last", k.min(get("pos") | (CHUNK - 1), get("highest")))
             _attention_load(*tools, kv_type, head_dim)
             _attention_pairs(*tools, head_dim)
-            for sizes, step in (((8, 2, 1), lambda pair, n: _attention_scores(*tools, pair, n, head_dim, cap)),
-                                ((1,), lambda pair, n: _attention_softmax(*tools, pair)),
-                                ((2, 1), lambda pair, n: _attention_values(*tools, pair, n))):
-                _some_pairs(*tools, sizes, step)
+            _all_pairs(*tools, (8, 2, 1), _attention_scores, head_dim, cap)
+            _all_pairs(*tools, (1,), _attention_softmax)
+            _all_pairs(*tools, (2, 1), _attention_values)
             pos = get("last") + 1
             put("pos", pos)
             k.sub(get("highest") + 1, pos, to=left)
@@ -7163,12 +7142,12 @@ def emit_attention(k, kv_type, head_dim, cap=False):
         k.sub(rows_left, get("n_rows"), to=rows_left)
 
 
-def _some_pairs(k, at, field, get, put, sizes, step):
-    """Emit step(pair, n) for all pairs, n at once, with as large an n of `sizes` as there are."""
+def _all_pairs(k, at, field, get, put, sizes, step, *options):
+    """Emit `step` for all pairs, n at once, with as large an n of `sizes` as there are left."""
     pair, left = k.copy(k.scratch), get("n_pairs")
     for n in sizes:
         with k.while_(left, ">=", n):
-            step(pair, n)
+            step(k, at, field, get, pair, n, *options)
             pair += n * at.PAIR_BYTES
             left -= n
 
@@ -7292,12 +7271,12 @@ def _groups(k, get):
     return pos & (CHUNK - 1), ((get("last") - pos) >> 3) + 1
 
 
-def _attention_scores(k, at, field, get, put, pair, n, head_dim, cap):
+def _attention_scores(k, at, field, get, pair, n, head_dim, cap):
     """Emit the scores of n pairs, LOWEST where they do not see, and the largest, lane by lane."""
     index, n_groups = _groups(k, get)
     keys, pos = k.scratch + index * at.row_bytes, get("pos")
     for i in range(n):
-        state = k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.STATE)
+        state = at.state_of(k, pair, i)
         k.store_f32x8(state, k.const_f32x8(LOWEST), at.top)
     if n == 8:
         _queries_of_eight(k, at, pair, head_dim)
@@ -7316,7 +7295,7 @@ def _attention_scores(k, at, field, get, put, pair, n, head_dim, cap):
             seen = k.cmpgt_i32(lanes, k.broadcast_i32x8(pair, disp + at.BEFORE))
             seen &= k.cmpgt_i32(k.broadcast_i32x8(pair, disp + at.AFTER), lanes)
             s = k.select(seen, s, k.const_f32x8(LOWEST)).f32
-            state = k.load_i64(pair, disp + at.STATE)
+            state = at.state_of(k, pair, i)
             k.store_f32x8(state, k.max_f32(s, k.load_f32x8(state, at.top)), at.top)
             k.store_f32x8(state + ((pos & (CHUNK - 1)) << 2), s, at.scores)
         pos += 8
@@ -7329,11 +7308,11 @@ def _scores_of_few(k, at, keys, pair, n, head_dim):
     then of the next four.
     """
     full, rest, n_keys = head_dim // 8, head_dim % 8, 8 // n
-    unroll = max(u for u in (1, 2, 3, 4, 8) if full % u == 0)
+    unroll = 2 if full % 2 == 0 else 1
     parts = []
     for first in range(0, 8, n_keys):
         sums = [k.zero_f32x8() for _ in range(8)]
-        queries = [k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.Q) for i in range(n)]
+        queries = [at.query_of(k, pair, i) for i in range(n)]
 
         def accumulate(lanes, disp):
             parts = [_load_some(k, query, lanes, disp) for query in queries]
@@ -7372,19 +7351,18 @@ def _transpose(k, v):
 
 def _queries_of_eight(k, at, pair, head_dim):
     """Emit the transposed q of eight pairs: `queries` is (padded head_dim, 8 pairs)."""
-    to = k.copy(k.scratch)
-    at_bytes = k.imm(0)
+    to, off = k.copy(k.scratch), k.imm(0)
 
     def body(lanes):
         v = []
         for i in range(8):
-            q = k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.Q) + at_bytes
+            q = at.query_of(k, pair, i) + off
             v.append(_load_some(k, q, lanes))
         for i, v in enumerate(_transpose(k, v)):
             k.store_f32x8(to, v, at.queries + 32 * i)
         k.add(to, 256, to=to)
 
-    _each_vector(k, head_dim, ((at_bytes, 32),), body)
+    _each_vector(k, head_dim, ((off, 32),), body)
 
 
 def _scores_of_eight(k, at, keys):
@@ -7395,19 +7373,17 @@ def _scores_of_eight(k, at, keys):
     dimensions r, r + 8, ...; then the tree adds whole vectors, without a shuffle.  Sums of
     lanes 2r and 2r + 1 wait in the scratch for their turn.
     """
-    unroll = max(u for u in (1, 2, 3, 4) if at.n_vectors % u == 0)
     query, waiting = k.copy(k.scratch), k.copy(k.scratch)
     with k.loop(4):
         for r in (0, 1):
             sums = [k.zero_f32x8() for _ in range(8)]
-            with k.loop(at.n_vectors // unroll):
-                for t in range(unroll):
-                    q = k.load_f32x8(query, at.queries + 32 * (8 * t + r))
-                    for i in range(8):
-                        x = k.broadcast_f32x8(keys, at.keys + i * at.row_bytes + 32 * t + 4 * r)
-                        sums[i] += k.mul_f32(x, q, to=x)
-                keys += 32 * unroll
-                query += 256 * unroll
+            with k.loop(at.n_vectors):
+                q = k.load_f32x8(query, at.queries + 32 * r)
+                for i in range(8):
+                    x = k.broadcast_f32x8(keys, at.keys + i * at.row_bytes + 4 * r)
+                    sums[i] += k.mul_f32(x, q, to=x)
+                keys += 32
+                query += 256
             keys -= at.row_bytes
             query -= 8 * at.row_bytes
             for i in range(8):
@@ -7425,25 +7401,29 @@ def _scores_of_eight(k, at, keys):
     return _transpose(k, totals)
 
 
-def _attention_softmax(k, at, field, get, put, pair):
-    """Emit p = exp(score - m), 0 where the pair does not see, and the sum of p, lane by lane."""
-    state = k.load_i64(pair, at.pairs + at.STATE)
+def _attention_softmax(k, at, field, get, pair, n):
+    """Emit p = exp(score - m), 0 where the pair does not see, and the sum of p, lane by lane.
+
+    exp is long, and each of its steps waits for the one before: four groups of positions at
+    once keep the processor busy.  n = 1.
+    """
+    state = at.state_of(k, pair, 0)
     index, n_groups = _groups(k, get)
     scores = state + (index << 2)
     m, total = k.hmax_f32(k.load_f32x8(state, at.top)), k.zero_f32x8()
 
     def some(n):
-        s = [k.load_f32x8(scores, at.scores + 32 * i) for i in range(n)]
-        p = emit_exp(k, *[x - m for x in s])
-        for i, (x, y) in enumerate(zip(s, p if n > 1 else [p])):
-            y &= k.cmp_f32(x, ">", k.const_f32x8(LOWEST))
-            k.store_f32x8(scores, y, at.scores + 32 * i)
-            k.add_f32(total, y, to=total)
+        x = [k.load_f32x8(scores, at.scores + 32 * i) - m for i in range(n)]
+        for i, p in enumerate(emit_exp(k, *x) if n > 1 else [emit_exp(k, *x)]):
+            score = k.load_f32x8(scores, at.scores + 32 * i)
+            p &= k.cmp_f32(score, ">", k.const_f32x8(LOWEST))
+            k.store_f32x8(scores, p, at.scores + 32 * i)
+            k.add_f32(total, p, to=total)
         k.add(scores, 32 * n, to=scores)
 
-    with k.loop(n_groups >> 1):
-        some(2)
-    with k.if_(n_groups & 1, "!=", 0):
+    with k.loop(n_groups >> 2):
+        some(4)
+    with k.loop(n_groups & 3):
         some(1)
     k.store_f32x8(state, m, at.top)
     k.store_f32x8(state, total, at.total)
@@ -7461,37 +7441,47 @@ def _attention_merge(k, at, state):
     k.store_f32x8(state, l + total * k.broadcast_lane(factors, 1), at.l)
 
 
-def _attention_values(k, at, field, get, put, pair, n):
+def _attention_values(k, at, field, get, pair, n):
     """Emit o = o * a + (sum of p * value) * b for n pairs, 8 / n vectors of o at a time."""
-    states = [k.load_i64(pair, at.pairs + at.PAIR_BYTES * i + at.STATE) for i in range(n)]
+    states = [at.state_of(k, pair, i) for i in range(n)]
     for state in states:
         _attention_merge(k, at, state)
-    for start in range(0, at.n_vectors, 8 // n):
-        tile = range(start, min(start + 8 // n, at.n_vectors))
+    off, width = k.imm(0), 8 // n
+    full, rest = divmod(at.n_vectors, width)
+
+    def some_vectors(n_vectors):
         first = k.max(get("pos"), get("lowest"))
-        n_values, index = get("last") + 1 - first, first & (CHUNK - 1)
-        values, probs = k.scratch + index * at.row_bytes, [s + (index << 2) for s in states]
-        sums = [[k.zero_f32x8() for _ in tile] for _ in states]
+        index, n_values = first & (CHUNK - 1), get("last") + 1 - first
+        values = k.scratch + index * at.row_bytes + off
+        probs = [state + (index << 2) for state in states]
+        sums = [[k.zero_f32x8() for _ in range(n_vectors)] for _ in states]
 
         def add_values(count):
             for j in range(count):
                 ps = [k.broadcast_f32x8(p, at.scores + 4 * j) for p in probs]
-                for i, t in enumerate(tile):
+                for t in range(n_vectors):
                     v = k.load_f32x8(values, at.values + j * at.row_bytes + 32 * t)
                     for p, o in zip(ps, sums):
-                        o[i] += k.mul_f32(v, p, to=v if p is ps[-1] else None)
+                        o[t] += k.mul_f32(v, p, to=v if p is ps[-1] else None)
             for pointer, n_bytes in ((values, at.row_bytes), *[(p, 4) for p in probs]):
                 k.add(pointer, count * n_bytes, to=pointer)
 
-        with k.loop(n_values >> 2):
-            add_values(4)
-        with k.loop(n_values & 3):
+        with k.loop(n_values >> 1):
+            add_values(2)
+        with k.if_(n_values & 1, "!=", 0):
             add_values(1)
         for state, o in zip(states, sums):
             a, b = (k.broadcast_f32x8(state, at.top + 4 * i) for i in (0, 1))
-            for i, t in enumerate(tile):
-                old = k.load_f32x8(state, at.o + 32 * t)
-                k.store_f32x8(state, old * a + o[i] * b, at.o + 32 * t)
+            to = state + off
+            for t in range(n_vectors):
+                old = k.load_f32x8(to, at.o + 32 * t)
+                k.store_f32x8(to, old * a + o[t] * b, at.o + 32 * t)
+
+    with k.while_(off, "<", 32 * width * full):
+        some_vectors(width)
+        off += 32 * width
+    if rest:
+        some_vectors(rest)
 
 
 def _attention_finish(k, at, field, get, put, head_dim):
@@ -7508,11 +7498,10 @@ def _attention_finish(k, at, field, get, put, head_dim):
                 both = emit_exp(k, k.blend_i32(m - top, sink - top, 0b10))
                 k.mov(a, k.broadcast_lane(both, 0))
                 k.mov(l, l * a + k.broadcast_lane(both, 1))
-            inverse = k.const_f32x8(1.0) / l
             for t in range(at.n_vectors):
                 lanes = k.imm(head_dim % 8) if 8 * (t + 1) > head_dim else None
                 o = k.load_f32x8(state, at.o + 32 * t) * a
-                _store_some(k, out, o * inverse, lanes, 32 * t)
+                _store_some(k, out, o / l, lanes, 32 * t)
             head += 1
             out += 4 * head_dim
             state += at.state_bytes
@@ -7832,10 +7821,10 @@ class NativeFault(Exception):
     """Machine code cannot run here, or does not do what it should; the message says why."""
 
 
-CHUNK_BYTES = 64 << 10                  # of weights: much against taking a chunk, little against a core's share
+CHUNK_BYTES = 1 << 20                   # of weights, at most: each chunk begins with a wait for memory
 PANEL_ROWS = 32                         # weight rows of a chunk where many activations meet them
 SLICE = 4096                            # elements of a chunk of an element-wise operation
-ATTENTION_ROWS = 8                      # neighbouring rows that share the loading of keys
+ATTENTION_ROWS = 16                     # neighbouring rows that share the loading of keys
 SCRATCH_BYTES = 8 << 20                 # of each thread; committed as it is written
 KEPT_PROGRAMS = 8
 
@@ -7899,7 +7888,37 @@ def _trial(emit, parameters):
         emit_rms_norm: ((lambda ops, x: ops.rms_norm(x, w, f32(1e-5))), [x]),
         emit_layer_norm: ((lambda ops, x: ops.layer_norm(x, w, b, f32(1e-5))), [x]),
         emit_rows: ((lambda ops, x, index: ops.rows(x, index)), [x, [2, 0]]),
+        emit_argmax: ((lambda ops, x: ops.argmax(x) if isinstance(ops, Native) else [
+            array("i", (ops.argmax(row), f32_bits(max(row)), 0, 0)) for row in x]), [x]),
     }.get(emit)
+
+
+def _rope_trial(table):
+    """Return (function, inputs) that turns two heads of rows at positions 0, 1 and 3."""
+    dim = table.n_rot + 1
+    x = [array("f", [(r + 2) / (i + 1) for i in range(2 * dim)]) for r in range(3)]
+    return (lambda ops, x, index: ops.rope(x, index, table, dim)), [x, [0, 1, 3]]
+
+
+def _attention_trial(cache, spec):
+    """Return (function, inputs) that stores and attends to positions about a chunk's border.
+
+    One head of keys and its queries, in a small pool of the same kind of cache.
+    """
+    rng, dim, positions = random.Random(2), spec.head_dim, list(range(CHUNK - 3, CHUNK + 2))
+    group = spec.n_heads // spec.n_kv_heads
+    spec = spec._replace(n_heads=group, n_kv_heads=1, window=10, sinks=None)
+    q, k, v = ([array("f", [rng.uniform(-2, 2) for _ in range(n)]) for _ in positions]
+               for n in (group * dim, dim, dim))
+    seq = types.SimpleNamespace(table=array("i", (1, 0)))
+    tables = array("q", [seq.table.buffer_info()[0]] * len(positions))
+
+    def operation(ops, q, k, v, index):
+        batch = types.SimpleNamespace(
+            cache=type(cache)([(1, dim)], 2, CHUNK, cache.kv_type), positions=index,
+            sequences=[seq] * len(positions), tables=tables.buffer_info()[0], keep=tables)
+        return ops.attention(q, k, v, batch, 0, spec)
+    return operation, [q, k, v, positions]
 
 
 class Native:
@@ -7913,7 +7932,7 @@ class Native:
     def __init__(self, isa, n_threads):
         self.isa, self.n_threads = isa, n_threads
         self.kernels, self.owned, self.tables = {}, {}, {}
-        self.unchecked, self.checked = {}, set()
+        self.unchecked, self.checked, self.examples = {}, set(), {}
         self.arena, self.inputs, self.n_inputs, self.programs = Memory(0), None, 0, {}
         self.team = Team(KERNEL_FUNCTION(self.kernel(emit_run)[0]), n_threads)
 
@@ -7958,7 +7977,7 @@ class Native:
     def chunk_rows(self, w, n_rows):
         """Return how many rows of a weight make a chunk: a multiple of 8, some chunks a thread."""
         n_out = w.shape[0]
-        share = n_out if self.n_threads == 1 else n_out // (4 * self.n_threads)
+        share = n_out if self.n_threads == 1 else n_out // (2 * self.n_threads)
         limit = PANEL_ROWS if n_rows > 1 else CHUNK_BYTES // w.row_bytes
         return max(8, min(share, limit) + 7 & ~7)
 
@@ -8059,6 +8078,7 @@ class Native:
     def rope(self, x, positions, table, head_dim):
         out = self.buffer(x.n_rows, x.n)
         cos, sin = self.table_memory(table)
+        self.examples[emit_rope, table.pairing] = table
         self.line(x.n_rows, [x], [out], emit_rope, table.pairing, x=x.address,
                   x_row_bytes=x.row_bytes, out=out.address, out_row_bytes=out.row_bytes,
                   positions=positions.address, cos=cos.address, sin=sin.address,
@@ -8067,9 +8087,11 @@ class Native:
 
     def attention(self, q, k, v, batch, layer, spec):
         pool, out = batch.cache, self.buffer(q.n_rows, q.n)
-        pages = Span(self.pool_address + pool.layer_offs[layer], 1)     # stands for all of them
+        arena = address_of(pool.arena)
+        pages = Span(arena + pool.layer_offs[layer], 1)     # stands for the layer's part of all
+        self.examples[emit_attention, spec.head_dim] = pool, spec
         common = dict(tables=batch.tables, positions=batch.positions.address,
-                      arena=self.pool_address, page_bytes=pool.page_bytes,
+                      arena=arena, page_bytes=pool.page_bytes,
                       layer_off=pool.layer_offs[layer], page_size=pool.page_size,
                       n_kv_heads=spec.n_kv_heads)
         self.line(q.n_rows, [k, v], [pages], emit_kv_store, pool.kv_type,
@@ -8143,7 +8165,7 @@ class Native:
         recorded = Recorded(Index(at + 8 * self.n_inputs, n_rows),
                             Index(at + 12 * self.n_inputs, n_rows),
                             Index(at + 16 * self.n_inputs, n_wanted), at, batch.cache)
-        self.pool_address, self.n_positions = address_of(batch.cache.arena), model.ctx_size
+        self.n_positions = model.ctx_size
         while True:
             self.program = program = Program(self.arena)
             result = forward(model, self, recorded)
@@ -8164,7 +8186,12 @@ class Native:
 
     def check(self, emit, parameters):
         """Compare a kernel with the reference on a small random input.  Raises NativeFault."""
-        trial = _trial(emit, parameters)
+        if emit is emit_rope:
+            trial = _rope_trial(self.examples[emit_rope, parameters[0]])
+        elif emit is emit_attention:
+            trial = _attention_trial(*self.examples[emit_attention, parameters[1]])
+        else:
+            trial = _trial(emit, parameters)
         if trial:
             operation, inputs = trial
             expected = operation(Reference(), *inputs)
@@ -8185,6 +8212,7 @@ class Native:
                 places.append(place if is_rows else Index(place.address, len(x)))
             out = self.done(operation(self, *places))
             self.program.finish(1, 0)
+            self.fill_tables(max([0] + [max(x) for x in inputs if not isinstance(x[0], array)]))
             self.team.run_alone(self.program)
             return [ctypes.string_at(out.address + r * out.row_bytes, out.row_bytes)
                     for r in range(out.n_rows)]
@@ -8200,7 +8228,10 @@ class Native:
             data = array(kind, values)
             ctypes.memmove(at + off * self.n_inputs, data.buffer_info()[0],
                            len(data) * data.itemsize)
-        last = max(batch.positions)
+        self.fill_tables(max(batch.positions))
+
+    def fill_tables(self, last):
+        """Bring the cosines and sines of positions up to `last` to where kernels read them."""
         for table, cos, sin, filled in self.tables.values():
             if last >= filled[0]:
                 table.rows(last)
@@ -8213,7 +8244,7 @@ class Native:
     def table_memory(self, table):
         """Return the Memory of a RopeTable's cosines and of its sines, at fixed addresses."""
         if id(table) not in self.tables:
-            n_bytes = 4 * self.n_positions * len(table.freqs)
+            n_bytes = 4 * max(self.n_positions, 8) * len(table.freqs)   # a trial wants some
             self.tables[id(table)] = table, Memory(n_bytes), Memory(n_bytes), [0]
         return self.tables[id(table)][1:3]
 
@@ -8284,20 +8315,26 @@ def usable_cores():
     return n
 
 
+def _function_address(function):
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
 def system_yield():
     """Return the address of the system's function that lets another thread run."""
     if sys.platform == "win32":
-        function = ctypes.WinDLL("kernel32").SwitchToThread
-    else:
-        function = ctypes.CDLL(None).sched_yield
-    return ctypes.cast(function, ctypes.c_void_p).value
+        return _function_address(_foreign(ctypes.WinDLL("kernel32"), "SwitchToThread", ctypes.c_int))
+    return _function_address(_foreign(ctypes.CDLL(None), "sched_yield", ctypes.c_int))
 
 
 def system_clock():
     """Return (address, first argument or None) of the system's function that writes the time."""
     if sys.platform == "win32":
-        return ctypes.cast(ctypes.WinDLL("kernel32").QueryPerformanceCounter, ctypes.c_void_p).value, None
-    return ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value, time.CLOCK_MONOTONIC
+        counter = _foreign(ctypes.WinDLL("kernel32"), "QueryPerformanceCounter", ctypes.c_int,
+                           ctypes.c_void_p)
+        return _function_address(counter), None
+    gettime = _foreign(ctypes.CDLL(None), "clock_gettime", ctypes.c_int, ctypes.c_int,
+                       ctypes.c_void_p)
+    return _function_address(gettime), time.CLOCK_MONOTONIC
 
 
 def system_time(address):
@@ -8305,7 +8342,8 @@ def system_time(address):
     first, second = struct.unpack("<qq", ctypes.string_at(address, 16))
     if sys.platform == "win32":
         frequency = ctypes.c_int64()
-        ctypes.WinDLL("kernel32").QueryPerformanceFrequency(ctypes.byref(frequency))
+        _foreign(ctypes.WinDLL("kernel32"), "QueryPerformanceFrequency", ctypes.c_int,
+                 ctypes.c_void_p)(ctypes.byref(frequency))
         return first / frequency.value
     return first + second * 1e-9
 
@@ -9179,7 +9217,8 @@ def penalize(logits, tokens, penalty):
     """
     out = array("f", logits)
     for t in {t for t in tokens if t < len(out)}:
-        out[t] = out[t] / penalty if out[t] > 0 else out[t] * penalty
+        new = out[t] / penalty if out[t] > 0 else out[t] * penalty
+        out[t] = min(max(new, -F32_MAX), F32_MAX)
     return out
 
 
@@ -9551,15 +9590,16 @@ def profile(model, prompt, n):
 # The loops that find the limits: each does one thing, on eight independent registers, so
 # that no instruction waits for the one before.
 
-def emit_read_only(k):
-    """Read n times 256 bytes from `data`, and no more than look at them."""
+def emit_read_only(k, ahead=0):
+    """Read n times 256 bytes from `data`, and no more than look at them.
+
+    ahead: ask for the memory so many bytes before it is read; 0: leave that to the processor
+    """
     data, n, out = k.args("data", "n", "out")
     seen = [k.zero_i32x8() for _ in range(4)]
     with k.loop(n):
-        k.prefetch(data, 4096)
-        k.prefetch(data, 4096 + 64)
-        k.prefetch(data, 4096 + 128)
-        k.prefetch(data, 4096 + 192)
+        for off in range(0, 256 if ahead else 0, 64):
+            k.prefetch(data, ahead + off)
         for i in range(8):
             seen[i % 4] |= k.load_i32x8(data, 32 * i)
         k.advance(data=256)
@@ -9593,6 +9633,7 @@ def emit_multiply_add_only(k):
 
 
 READ_BYTES = 128 << 20                  # read by each thread: more than any cache keeps
+READ_AHEAD = 4096
 
 
 def ceilings(threads=None):
@@ -9604,7 +9645,8 @@ def ceilings(threads=None):
     if isa is None:
         return None
     n_threads = threads or usable_cores()
-    kernels = [build(emit) for emit in (emit_read_only, emit_dot_only, emit_multiply_add_only)]
+    kernels = [build(emit_read_only), build(emit_read_only, READ_AHEAD), build(emit_dot_only),
+               build(emit_multiply_add_only)]
     code, _ = compile_kernels(kernels, isa)
     if code is None:
         return None
@@ -9629,11 +9671,12 @@ def ceilings(threads=None):
             best = min(best, time.perf_counter() - begun)
         return n_threads * amount / best
 
-    n_reads, n_rounds = READ_BYTES // 256 - 20, 2_000_000       # what is prefetched lies inside
+    n_reads, n_rounds = (READ_BYTES - 2 * READ_AHEAD) // 256, 2_000_000
     found = {
-        "read_bytes_s": speed(0, lambda t: {"data": address(data[t]), "n": n_reads}, 256 * n_reads),
-        "int8_ops_s": speed(1, lambda t: {"n": n_rounds}, 512 * n_rounds),
-        "f32_ops_s": speed(2, lambda t: {"n": n_rounds}, 128 * n_rounds), "threads": n_threads}
+        "read_bytes_s": max(speed(i, lambda t: {"data": address(data[t]), "n": n_reads},
+                                  256 * n_reads) for i in (0, 1)),
+        "int8_ops_s": speed(2, lambda t: {"n": n_rounds}, 512 * n_rounds),
+        "f32_ops_s": speed(3, lambda t: {"n": n_rounds}, 128 * n_rounds), "threads": n_threads}
     code.close()
     return found
 
@@ -9695,7 +9738,7 @@ def profile_rows(lines, limits):
                count(line["operations"], "op"), short(line["operations"] / max(1, line["bytes"]))]
         if limits:
             percent, bound = against_ceiling(line, limits)
-            row += [f"{percent:.0f}%", bound if percent <= 100 else "none: in the cache"]
+            row += [f"{percent:.0f}%", bound if percent <= 100 else "none: in a cache"]
         rows.append(row)
     return heads, rows
 
@@ -9765,6 +9808,13 @@ class Model(Engine):
             out.extend(self.step([(t, a + i, seq) for i, t in enumerate(part)]))
         return out
 
+    def prompt_ids(self, prompt):
+        """Return a prompt's token ids; text that spells the beginning token gets no second one."""
+        if not isinstance(prompt, str):
+            return list(prompt)
+        ids, bos = self.tokenizer.encode(prompt), self.tokenizer.bos_id
+        return ids[1:] if self.tokenizer.add_bos and ids[:2] == [bos, bos] else ids
+
     def check_prompt(self, ids):
         """Refuse a prompt that is empty or longer than the context; nothing is ever cut."""
         if not ids:
@@ -9785,7 +9835,7 @@ class Model(Engine):
         progress(done, total): called while the prompt is read
         sampling: the parameters of Sampler
         """
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self.prompt_ids(prompt)
         stops = [stop] if isinstance(stop, str) else list(stop)
         if "" in stops:
             raise KshipraError("a stop string is empty; give at least one character")
@@ -9796,7 +9846,7 @@ class Model(Engine):
     def generate_ids(self, prompt, max_tokens=None, ignore_eos=False, strategy="cached",
                      **sampling):
         """Iterate over token ids, up to and without the end token; parameters as for generate."""
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self.prompt_ids(prompt)
         tokens, limit = self._tokens(ids, max_tokens, strategy, None, sampling)
         stop_ids = () if ignore_eos else self.tokenizer.stop_ids
         return itertools.takewhile(lambda t: t not in stop_ids, itertools.islice(tokens, limit))
@@ -9851,13 +9901,13 @@ def choose_backend(device, threads, weight_bytes):
     """
     if device not in DEVICES:
         raise KshipraError(f"device {device!r} is unknown; use one of {', '.join(DEVICES)}")
-    threads = os.environ.get("KSHIPRA_THREADS") if threads is None else threads
+    asked = os.environ.get("KSHIPRA_THREADS") if threads is None else threads
     try:
-        threads = None if threads in (None, "") else int(threads)
+        threads = None if asked in (None, "") else int(asked)
     except ValueError:
         threads = 0
     if threads is not None and not 1 <= threads <= 256:
-        raise KshipraError("the number of threads must be a whole number from 1 to 256")
+        raise KshipraError(f"threads is {asked!r}; a whole number of 1 to 256 is needed")
     if device == "python":
         return Reference()
     isa, reason = choose_isa(os.environ)
@@ -9952,6 +10002,39 @@ def describe(path, ctx_size=None, kv_type="f16"):
     yield f"  together     {megabytes(total)}{verdict}"
 
 
+def listed_kernels():
+    """Return {name: (emit function, *parameters)} of the kernels that --listing can print."""
+    kernels = {}
+    for name, fmt in FORMATS.items():
+        name = name.lower()
+        if fmt.sub_len is None:
+            kernels[name] = emit_matmul_float, fmt, 64
+        else:
+            kernels[name] = emit_matvec, fmt, max(fmt.block_len, 64)
+            kernels[name + "_panel"] = emit_matmul, fmt, max(fmt.block_len, 64)
+        kernels["embed_" + name] = emit_embed, fmt, max(fmt.block_len, 64)
+    for emit in (emit_quantize, emit_add, emit_mul, emit_scale, emit_silu, emit_gelu,
+                 emit_silu_mul, emit_gelu_mul, emit_softcap, emit_rms_norm, emit_layer_norm,
+                 emit_rows, emit_argmax, emit_compact, emit_run):
+        kernels[emit.__name__[5:]] = (emit,)
+    for pairing in ("interleaved", "half"):
+        kernels["rope_" + pairing] = emit_rope, pairing
+    for kv_type in KV_TYPES:
+        kernels["kv_store_" + kv_type] = emit_kv_store, kv_type, 64
+        kernels["attention_" + kv_type] = emit_attention, kv_type, 64
+    return kernels
+
+
+def kernel_listing(name):
+    """Return a kernel as text: what it must equal, then each operation with its bytes."""
+    kernels = listed_kernels()
+    if name.lower() not in kernels:
+        raise KshipraError(f"no kernel is called {name!r}; there are {', '.join(kernels)}")
+    emit, *parameters = kernels[name.lower()]
+    isa = choose_isa(os.environ)[0] or "avx2"
+    return f"{name}, {isa}\n\n{emit.__doc__.strip()}\n\n{listing(build(emit, *parameters), isa)}"
+
+
 def build_parser():
     """Return the argparse parser of the command line."""
     parser = argparse.ArgumentParser(
@@ -9985,6 +10068,7 @@ def build_parser():
     add("--info", action="store_true", help="print metadata, tensors and a memory plan")
     add("--profile", action="store_true",
         help="print where the time and the memory of --prompt and --max-tokens go")
+    add("--listing", metavar="KERNEL", help="print a kernel's machine code, such as q4_0")
     add("--json", action="store_true", help="print one JSON object instead of text")
     return parser
 
@@ -10069,6 +10153,9 @@ def run_command(argv):
     """Do what the arguments ask for; return the exit status."""
     parser = build_parser()
     args = parser.parse_args(argv)
+    if args.listing:
+        print(kernel_listing(args.listing))
+        return 0
     if args.info:
         for line in describe(args.model, args.ctx_size, args.kv_type):
             print(line)

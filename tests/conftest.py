@@ -55,7 +55,13 @@ def models(tmp_path_factory):
     return unpacked("models", tmp_path_factory) / "models"
 
 
-@pytest.fixture(scope="session", params=["python"])
+@pytest.fixture(scope="session", params=["python", "native"])
 def device(request):
-    """What computes: every test of results runs on each."""
+    """What computes: every test of results runs on each that this machine has."""
+    if request.param == "native":
+        import kshipra
+        try:
+            kshipra.load(device="native")
+        except kshipra.KshipraError as error:
+            pytest.skip(f"no native code here: {error}")
     return request.param

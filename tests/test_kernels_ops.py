@@ -325,11 +325,9 @@ def test_kv_store(run, kv_type, head_dim, n_kv_heads, page_size, rng):
     assert found == scene.pool.arena[:]
 
 
-DIMS = st.sampled_from([2, 8, 12, 16, 20, 24, 32])
-
-
 def check_attention(run, rng, kv_type, head_dim, n_kv_heads, group, page_size, lengths, n_new,
                     window, cap, sinks, rows, heads):
+    """Store and attend in machine code; compare with the reference, bit for bit."""
     scene = Scene(rng, kv_type, head_dim, n_kv_heads, group, page_size, lengths, n_new)
     spec = kshipra.Attention(scene.n_heads, n_kv_heads, head_dim,
                              kshipra.f32(head_dim ** -0.5), window, cap,
@@ -341,21 +339,35 @@ def check_attention(run, rng, kv_type, head_dim, n_kv_heads, group, page_size, l
     assert found == scene.expected(spec)
 
 
+LENGTHS_BEFORE = st.sampled_from([0, 1, 5, 7, 8, 31, 62, 63, 64, 70, 127, 130])
+
+
 @ways
 @pytest.mark.parametrize("kv_type", ["f32", "f16"])
-@given(head_dim=DIMS, n_kv_heads=st.integers(1, 2), group=st.sampled_from([1, 2, 3, 4, 8]),
-       page_size=st.sampled_from([8, 16, 64, 192]),
-       lengths=st.lists(st.sampled_from([0, 1, 5, 7, 8, 31, 62, 63, 64, 70, 127, 130]), min_size=1,
-                        max_size=3),
-       n_new=st.lists(st.integers(1, 3), min_size=3, max_size=3), window=st.sampled_from([0, 1, 5, 8, 70]),
-       cap=st.sampled_from([0.0, 50.0, 0.5]), sinks=st.booleans(), rows=st.integers(1, 8),
-       rng=RANDOMS)
-@settings(max_examples=15, deadline=None)
-def test_attention(run, kv_type, head_dim, n_kv_heads, group, page_size, lengths, n_new, window, cap,
-                   sinks, rows, rng):
+@given(head_dim=st.sampled_from([2, 8, 12, 16, 20, 24, 32]), n_kv_heads=st.integers(1, 2),
+       group=st.sampled_from([1, 2, 3, 4, 8]), page_size=st.sampled_from([8, 16, 64, 192]),
+       lengths=st.lists(LENGTHS_BEFORE, min_size=1, max_size=3),
+       n_new=st.lists(st.integers(1, 3), min_size=3, max_size=3),
+       window=st.sampled_from([0, 1, 5, 8, 70]), cap=st.sampled_from([0.0, 50.0, 0.5]),
+       sinks=st.booleans(), rows=st.integers(1, 8), rng=RANDOMS)
+@settings(max_examples=12, deadline=None)
+def test_attention(run, kv_type, head_dim, n_kv_heads, group, page_size, lengths, n_new, window,
+                   cap, sinks, rows, rng):
+    """Rows of several sequences, chunk borders, pages, windows, softcaps, sinks, all units."""
     heads = rng.choice([h for h in range(1, group + 1) if group % h == 0])
     check_attention(run, rng, kv_type, head_dim, n_kv_heads, group, page_size, lengths,
                     n_new[:len(lengths)], window, kshipra.f32(cap), sinks, rows, heads)
+
+
+@pytest.mark.parametrize("head_dim", [4, 8, 12, 16, 20, 24, 32, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+@pytest.mark.skipif(not ISAS, reason="no machine code here")
+def test_attention_of_every_width(head_dim, kv_type):
+    """Enough rows across a border for units of eight pairs, of two and of one."""
+    rng = random.Random(head_dim)
+    for group, heads, rows, window in ((1, 1, 11, 0), (3, 3, 4, 0), (2, 1, 16, 9)):
+        check_attention(native, rng, kv_type, head_dim, 1, group, 16, (58,), (13,), window, 0.0,
+                        False, rows, heads)
 
 
 # Long rows

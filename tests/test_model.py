@@ -118,7 +118,7 @@ def test_int8_activations_stay_near_float_ones(shared, base, name, device, capsy
               f"sure argmax {n_sure}  greedy {n_equal}/{n_greedy}  "
               f"parted at margins {parted}", end="")
     assert rms <= 0.2 and worst <= 1.0
-    assert all(margin <= worst for margin in parted)
+    assert all(margin <= 2 * worst for margin in parted)     # two logits, each off by as much
 
 
 # The same bits by every road.

@@ -1,0 +1,473 @@
+"""bench.py: the shapes, the processes, the ladder, the profile, the results and the picture."""
+import json
+import math
+import struct
+import sys
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bench
+import kshipra
+
+TINY = bench.Shape("llama", 2, 64, 96, 4, 2, 300, 256)
+HAS_NATIVE = kshipra.native_refusal() is None
+RUNGS = [rung for rung in bench.RUNGS.values() if HAS_NATIVE or rung.device == "python"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A file of TINY in Q4_1, and its copy in F32."""
+    place = tmp_path_factory.mktemp("shape")
+    paths = {"file": str(place / "tiny.gguf"), "f32": str(place / "float32.gguf")}
+    bench.write_shape(paths["file"], "tiny", "q4_1", TINY)
+    bench.float_copy(paths["file"], paths["f32"])
+    return paths
+
+
+# 1. Shapes
+
+def plan(name, kind):
+    """Return {tensor name: (format name, shape)} of a shape, no weight made."""
+    return {t: (f.name, shape) for t, f, shape, _ in bench.shape_tensors(bench.SHAPES[name], kind)}
+
+
+def test_tinyllama_has_the_mix_and_the_size_of_the_real_file():
+    """As tinyllama-1.1b-chat-v1.0.Q4_K_M.gguf: 668 MB, Q6_K where it matters."""
+    made = plan("tinyllama-1.1b", "q4_k_m")
+    n_bytes = sum(kshipra.FORMATS[f].n_bytes(math.prod(shape)) for f, shape in made.values())
+    assert 666e6 < n_bytes < 669e6
+    finer = [i for i in range(22) if made[f"blk.{i}.ffn_down.weight"][0] == "Q6_K"]
+    assert finer == [0, 1, 4, 7, 10, 13, 16, 19, 20, 21]
+    assert finer == [i for i in range(22) if made[f"blk.{i}.attn_v.weight"][0] == "Q6_K"]
+    assert made["output.weight"] == ("Q6_K", (32000, 2048))
+    assert made["token_embd.weight"] == ("Q4_K", (32000, 2048))
+
+
+def test_gemma_falls_back_where_rows_are_no_multiple_of_256():
+    """As in the file of the real model: 640 columns take Q5_0 and Q8_0."""
+    made = plan("gemma3-270m", "Q4_K_M")
+    assert made["token_embd.weight"][0] == "Q8_0"
+    assert made["blk.0.attn_q.weight"][0] == "Q5_0"
+    assert made["blk.0.attn_v.weight"][0] == "Q8_0" and made["blk.2.attn_v.weight"][0] == "Q5_0"
+    assert made["blk.0.ffn_down.weight"][0] == "Q6_K"
+    assert made["blk.2.ffn_down.weight"][0] == "Q4_K"
+    assert made["blk.0.attn_output.weight"][0] == "Q4_K"
+
+
+def test_smollm2_in_q4_1_keeps_a_fine_embedding():
+    made = plan("smollm2-135m", "q4_1")
+    assert made["token_embd.weight"] == ("Q8_0", (49152, 576)) and "output.weight" not in made
+    assert {f for t, (f, shape) in made.items() if "blk" in t and len(shape) == 2} == {"Q4_1"}
+
+
+@pytest.mark.parametrize("kind", [*kshipra.FORMATS, "Q4_K_M"])
+def test_random_weights_have_mean_0_and_keep_lengths(kind):
+    """Mean near 0 and deviation near 1 / sqrt(n_in), whatever the type."""
+    format = bench.shape_format(kind, "w_up", 0, 2, 256)
+    data = b"".join(bytes(p) for p in bench.random_pieces(format, (64, 256), seed=3))
+    weights = format.decode(data)
+    mean = math.fsum(weights) / len(weights)
+    deviation = math.sqrt(math.fsum(w * w for w in weights) / len(weights))
+    assert len(weights) == 64 * 256
+    assert abs(mean) < 0.15 / 16 and 0.7 / 16 < deviation < 1.4 / 16
+
+
+@pytest.mark.parametrize("arch", ["llama", "gpt2", "gemma3", "qwen2", "qwen3"])
+def test_a_shape_of_any_family_loads_and_has_finite_logits(arch, tmp_path):
+    path = tmp_path / "shape.gguf"
+    bench.write_shape(path, arch, "q8_0", TINY._replace(arch=arch))
+    model = kshipra.load(path, device="python", ctx_size=64)
+    assert all(map(math.isfinite, model.logits([1, 2, 3])[-1]))
+    assert model.tokenizer.decode(model.tokenizer.encode("Once upon a time")) == "Once upon a time"
+
+
+def test_every_token_of_a_made_vocabulary_is_another():
+    for n_vocab in (257, 300, 70000):
+        tokens, merges = bench.shape_vocabulary(n_vocab)
+        assert len(set(tokens)) == len(tokens) == n_vocab and len(merges) == n_vocab - 257
+
+
+def test_shapes_are_refused_by_name():
+    with pytest.raises(kshipra.KshipraError, match="shape 'gpt5' is unknown; use one of tiny"):
+        bench.parse_shape("gpt5:q8_0", {})
+    with pytest.raises(kshipra.KshipraError, match="'Q9' is no type of weights"):
+        bench.shape_format("q9", "wq", 0, 1, 32)
+    with pytest.raises(kshipra.KshipraError, match="no room for 256 bytes"):
+        bench.shape_vocabulary(100)
+
+
+def test_numbers_replace_those_of_a_shape():
+    name, kind, shape = bench.parse_shape("llama", {"hidden": 96, "n_layers": 3, "n_heads": 6})
+    assert (shape.hidden, shape.n_layers, shape.n_heads, shape.n_kv_heads) == (96, 3, 6, 6)
+    assert kind == "q4_0" and f"{name}:{kind}" in bench.PUBLISHED
+
+
+# 2. Measuring
+
+def test_median_and_spread():
+    f = bench.figure([3.0, 1.0, 2.0])
+    assert f == {"median": 2.0, "min": 1.0, "max": 3.0, "n": 3} and bench.spread(f) == 1.0
+    assert bench.median([4, 1, 2, 3]) == 2.5
+
+
+def test_timed_takes_n_or_what_the_budget_allows_but_two():
+    assert bench.timed(iter(range(9)), 4, 1e9)["tokens"] == [0, 1, 2, 3]
+    run = bench.timed(iter(range(9)), 4, 0.0)
+    assert run["tokens"] == [0, 1] and len(run["token_s"]) == 2
+
+
+def open_broken(job):
+    """Serve nothing: fail as an engine would that cannot read a file."""
+    raise ValueError("this file is not for me")
+
+
+def test_a_process_that_ends_says_why():
+    with pytest.raises(kshipra.KshipraError, match="open_broken: its process ended: ValueError: "
+                                                   "this file is not for me"):
+        bench.Process(sys.executable, open_broken, {})
+
+
+def test_a_noisy_machine_is_called_so():
+    quiet, loud = {"spread": 0.02, "load": 0.1}, {"spread": 0.4, "load": None}
+    assert bench.noise_warning([quiet, quiet]) is None
+    assert "too noisy to conclude: the same work varied by 40%" in bench.noise_warning(
+        [quiet, loud])
+
+
+def test_absent_peers_are_skipped_by_name():
+    found, missing = bench.find_peers(["llama.cpp"], [])
+    assert not found and missing[0].startswith("llama.cpp skipped")
+    with pytest.raises(kshipra.KshipraError, match="/no/python: cannot be run"):
+        bench.find_peers(["llama.cpp"], ["/no/python"])
+
+
+# 3. The ladder
+
+def test_rungs_of_the_same_numerics_give_identical_tokens(tiny):
+    """Every rung, in this process: one sequence of tokens for each kind of weights."""
+    seen = {}
+    for rung in RUNGS:
+        job = {**rung._asdict(), "path": tiny[rung.weights], "ctx_size": 64}
+        model = bench.open_model(job)
+        tokens = list(model.generate_ids([1, 2, 3], 6, ignore_eos=True, temperature=0,
+                                         strategy=rung.strategy))
+        assert len(tokens) == 6
+        assert seen.setdefault(bench.numerics(job), tokens) == tokens, rung.name
+    assert seen
+
+
+def test_the_default_ladder_suits_machine_and_model(monkeypatch):
+    monkeypatch.setattr(kshipra, "native_refusal", lambda: None)
+    assert bench.default_rungs(1e6)[0] == ["naive", "tiled", "simd", "cache", "fused", "threads"]
+    names, left_out = bench.default_rungs(1.1e9)
+    assert names == ["naive", "tiled", "fused", "threads"]
+    assert "simd and cache left out" in left_out
+    monkeypatch.setattr(kshipra, "native_refusal", lambda: "no AVX2")
+    assert bench.default_rungs(1e6) == (["naive", "tiled", "packed", "python"], None)
+
+
+def result_of(name, tokens, seconds=1.0, weights="file"):
+    """Return what add_factors and refuse_different_tokens read of a rung's result."""
+    return {"name": name, "weights": weights, "tokens": tokens, "n_tokens": len(tokens),
+            "total_s": [seconds * (i + 1) for i in range(len(tokens))]}
+
+
+def test_different_tokens_of_the_same_numerics_are_a_fault():
+    bench.refuse_different_tokens([result_of("a", [1, 2]), result_of("b", [1, 2, 3]),
+                                   result_of("c", [7, 8], weights="f32")])
+    with pytest.raises(kshipra.KshipraError, match="rungs a and b gave different tokens"):
+        bench.refuse_different_tokens([result_of("a", [1, 2]), result_of("b", [1, 3])])
+
+
+def test_factors_compare_the_tokens_that_both_did():
+    rungs = [result_of("a", [1, 2], 10.0), result_of("b", [1, 2, 3, 4], 2.0)]
+    bench.add_factors(rungs)
+    assert rungs[0]["factor"] is None and rungs[1]["factor"] == 5.0
+
+
+def test_a_rung_without_time_is_estimated(tiny):
+    result = bench.measure_rung(bench.RUNGS["naive"], tiny, [1, 2, 3], 5, 64,
+                                {"budget_s": 1e-6, "repeats": 3}, lambda text: None)
+    assert result["estimated"] and result["tokens"] == [] and result["n_tokens"] == 5
+    assert bench.estimated_run((0.5, 2.0), 3, 4, "baseline")["token_s"] == [6.5, 8.5, 10.5, 12.5]
+    assert bench.estimated_run((0.5, 2.0), 65, 3, "cached")["token_s"] == [131.0, 2.5, 2.5]
+
+
+def test_an_estimate_is_of_the_size_of_what_it_estimates(tiny):
+    model = kshipra.load(tiny["file"], device="python", ctx_size=64)
+    for matmul in ("naive", "tiled", "packed"):
+        step_s, row_s = bench.estimate_s(model, matmul)
+        assert 0 < step_s + row_s < 60
+
+
+@pytest.mark.parametrize("device", ["python"] + ["native"] * HAS_NATIVE)
+def test_texts_side_by_side_are_decoded(tiny, device):
+    job = {"device": device, "matmul": "packed", "threads": 1, "path": tiny["file"],
+           "ctx_size": 256, "page_size": 64}
+    assert bench.batch_tokens_per_s(bench.open_model(job), [1, 2, 3], 4, 3) > 0
+
+
+# 4. Where time and memory go
+
+@pytest.mark.parametrize("device", ["python"] + ["native"] * HAS_NATIVE)
+def test_a_profile_counts_what_a_step_must_move_and_do(tiny, device):
+    model = kshipra.load(tiny["file"], device=device, threads=2, ctx_size=64)
+    parts = {part["phase"]: part for part in bench.profile(model, [1, 2, 3], 4)}
+    lines = {line["operation"]: line for line in parts["decode"]["lines"]}
+    weights = [w for layer in model.weights.layers for w in vars(layer).values()
+               if isinstance(w, kshipra.Tensor)]
+    made = [line for name, line in lines.items() if name == "matmul Q4_1"]
+    assert sum(line["calls"] for line in made) == 4 * len(weights)
+    assert sum(line["operations"] for line in made) == 4 * 2 * sum(w.size for w in weights)
+    # position p sees p + 1 positions: 4 multiplications and additions for each of 64 numbers
+    assert lines["attention"]["operations"] == 2 * 4 * 64 * (4 + 5 + 6 + 7)
+    assert all(line["seconds"] >= 0 and line["bytes"] > 0 for line in lines.values())
+    assert parts["prefill"]["rows"] == 3
+    assert {line["operation"] for line in parts["prefill"]["lines"]} == set(lines)
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="no machine code here")
+def test_a_timed_run_computes_what_an_untimed_one_does(tiny):
+    model = kshipra.load(tiny["file"], device="native", threads=2, ctx_size=64)
+    expected = model.logits([5, 6, 7])
+    model.ops = kshipra.Profile(model.ops)
+    assert model.logits([5, 6, 7]) == expected
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="no machine code here")
+def test_the_limits_of_the_machine_are_measured():
+    found = kshipra.ceilings(1)
+    assert found["threads"] == 1
+    assert found["read_bytes_s"] > 1e8 and found["int8_ops_s"] > found["f32_ops_s"] > 1e8
+
+
+def test_a_limit_is_the_one_that_takes_longer():
+    limits = {"read_bytes_s": 1e9, "int8_ops_s": 1e11, "f32_ops_s": 1e10, "threads": 1}
+    line = {"operation": "matmul Q4_K", "seconds": 2.0, "bytes": 1e9, "operations": 1e9}
+    assert kshipra.against_ceiling(line, limits) == (50.0, "memory-bound")
+    line["operations"] = 2e11
+    assert kshipra.against_ceiling(line, limits) == (100.0, "compute-bound")
+    line.update(operation="attention", operations=2e10)
+    assert kshipra.against_ceiling(line, limits) == (100.0, "compute-bound")
+
+
+def test_the_command_line_prints_profile_and_memory(capsys):
+    assert kshipra.main(["-p", "Once", "-n", "2", "-c", "64", "--profile"]) == 0
+    out = capsys.readouterr().out
+    for word in ("prefill, ", "decode, 2 tokens", "matmul Q4_0", "attention", "weights", "KV"):
+        assert word in out
+
+
+# 5. Peers
+
+def test_two_engines_are_measured_in_turns(tiny):
+    """Both sides are this engine, so every figure exists and neither side can be told apart."""
+    job = {"path": tiny["file"], "device": "python", "threads": 1, "ctx_size": 64}
+    side = (sys.executable, bench.open_kshipra, job)
+    versions, values = bench.measure_pair(["a", "b"], (side, side), [1, 2, 3], [4, 5, 6, 7], 3, 2,
+                                          lambda text: None)
+    assert versions == ["kshipra, python"] * 2
+    found = bench.compare_pair(values)
+    assert set(found) >= {"decode_tok_s", "prefill_tok_s", "first_s"}
+    for name, f in found.items():
+        assert f["ours"]["median"] > 0 and f["ratio"]["min"] <= f["ratio"]["median"], name
+
+
+def test_a_ratio_says_how_much_it_knows():
+    assert bench.verdict(bench.figure([0.9, 1.2])) == "no difference that can be told"
+    assert bench.verdict(bench.figure([1.1, 1.2])) == "better"
+    assert bench.verdict(bench.figure([0.7, 0.9])) == "worse"
+
+
+# 6. Results
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """The directory of a quick run of the command on a small shape."""
+    out = tmp_path_factory.mktemp("results")
+    words = ["--shape", "llama:q4_0", "--hidden-dim", "32", "--n-heads", "2", "--n-layers", "1",
+             "--vocab-size", "260", "-n", "3", "--repeats", "2", "--budget", "0.5", "--batch", "2",
+             "--no-peers", "--out", str(out)]
+    names = ["tiled", "python"] + ["fused", "threads"] * HAS_NATIVE
+    assert bench.main(words + [w for name in names for w in ("--rung", name)]) == 0
+    return out
+
+
+def test_results_json_is_of_its_schema(measured):
+    results = bench.read_results(measured / "results.json")
+    assert [r["name"] for r in results["ladder"]][:2] == ["tiled", "python"]
+    assert results["model"]["name"].endswith(":q4_0") and results["batches"][0]["sequences"] == 2
+    assert results["ladder"][1]["factor"] > 0 and len(results["profile"]) == 2
+    assert (results["ceilings"] is not None) == HAS_NATIVE
+
+
+def test_results_md_holds_every_table(measured):
+    text = (measured / "results.md").read_text()
+    for title in ("The ladder", "Memory, in MB", "Side by side", "Where the time of decode goes"):
+        assert f"## {title}" in text
+
+
+def places(value, at=()):
+    """Yield the path of every value inside a result."""
+    yield at
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) \
+            if isinstance(value, list) else ():
+        yield from places(item, (*at, key))
+
+
+def test_a_result_with_any_key_gone_or_value_odd_is_refused(measured):
+    whole = (measured / "results.json").read_text()
+    results = json.loads(whole)
+    free = ("ledger_mb", "figures")             # whose keys the schema leaves open
+    for at in [p for p in places(results) if p and not set(p) & set(free)]:
+        changed = json.loads(whole)
+        holder = changed
+        for key in at[:-1]:
+            holder = holder[key]
+        holder[at[-1]] = {"not": "this"}
+        with pytest.raises(kshipra.KshipraError, match="measure again with this bench.py"):
+            bench.check_results(changed)
+        if isinstance(holder, dict):
+            del holder[at[-1]]
+            with pytest.raises(kshipra.KshipraError, match=f"{at[-1]} missing or not known"):
+                bench.check_results(changed)
+
+
+def test_other_files_are_refused(tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text('{"schema": "kshipra-bench/0"}')
+    with pytest.raises(kshipra.KshipraError, match="schema 'kshipra-bench/0' is not 'kshipra"):
+        bench.read_results(path)
+    path.write_text("[1")
+    with pytest.raises(kshipra.KshipraError, match="is not JSON"):
+        bench.read_results(path)
+    with pytest.raises(kshipra.KshipraError, match="cannot be read"):
+        bench.read_results(tmp_path / "none.json")
+
+
+def test_compare_names_what_got_worse(measured, tmp_path, capsys):
+    old = json.loads((measured / "results.json").read_text())
+    for rung in old["ladder"]:
+        rung["token_ms"] = {"median": 10.0, "min": 9.9, "max": 10.1, "n": 3}
+    new = json.loads(json.dumps(old))
+    new["ladder"][0]["token_ms"] = {"median": 12.0, "min": 11.9, "max": 12.1, "n": 3}
+    new["ladder"][1]["token_ms"] = {"median": 12.0, "min": 10.0, "max": 12.1, "n": 3}   # overlaps
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, value in zip(paths, (old, new)):
+        path.write_text(json.dumps(value))
+    assert bench.main(["--compare", str(paths[0]), str(paths[1])]) == 1
+    assert "worse: tiled: ms per token\n" in capsys.readouterr().out
+    assert bench.main(["--compare", str(paths[0]), str(paths[0])]) == 0
+    assert "worse: nothing" in capsys.readouterr().out
+    new["work"]["max_tokens"] = 99
+    with pytest.raises(kshipra.KshipraError, match="measured different work: work is"):
+        bench.compare(old, new)
+
+
+@pytest.mark.parametrize("x, text", [(0, "0"), (0.00617, "0.00617"), (1.234, "1.23"),
+                                     (12.34, "12.3"), (123.4, "123"), (43210.9, "43,211"),
+                                     (None, "-"), (0.09, "0.09")])
+def test_numbers_are_short(x, text):
+    assert kshipra.short(x) == text
+
+
+def test_units_fit_the_number():
+    assert kshipra.duration(0.0123) == "12.3 ms" and kshipra.duration(2.5e-6) == "2.50 us"
+    assert kshipra.count(2.5e9, "B/s") == "2.50 GB/s" and kshipra.count(7, "op") == "7.00 op"
+
+
+# 7. The picture
+
+def decode_png(data):
+    """Return (width, height, rows of RGB bytes) of a PNG without filters; check every sum."""
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    at, chunks = 8, {}
+    while at < len(data):
+        n, kind = struct.unpack_from(">I4s", data, at)
+        body = data[at + 4:at + 8 + n]
+        assert struct.unpack_from(">I", data, at + 8 + n)[0] == zlib.crc32(body)
+        chunks[kind] = body[4:]
+        at += 12 + n
+    assert list(chunks) == [b"IHDR", b"IDAT", b"IEND"]
+    width, height, depth, kind, *rest = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
+    assert (depth, kind, rest) == (8, 2, [0, 0, 0])
+    raw, stride = zlib.decompress(chunks[b"IDAT"]), 1 + 3 * width
+    assert len(raw) == height * stride and not any(raw[::stride])
+    return width, height, [raw[y * stride + 1:(y + 1) * stride] for y in range(height)]
+
+
+def bar_lengths(rows):
+    """Return (kind, pixels) of each bar, from the top: runs of lines that begin in its colour."""
+    found = []
+    for row in rows[bench.CHART_TOP:bench.CHART_BOTTOM]:
+        at = 3 * (bench.CHART_LEFT + 2)
+        kinds = [k for k, c in bench.COLOURS.items() if bytes(c) == row[at:at + 3]]
+        n = 0
+        while kinds and row[at + 3 * n:at + 3 * n + 3] == bytes(bench.COLOURS[kinds[0]]):
+            n += 1
+        found.append((kinds[0], n + 2) if kinds else None)
+    bars = [b for b, before in zip(found, [None] + found) if b and not before]
+    return bars
+
+
+def test_the_picture_of_a_run_decodes_and_has_a_bar_a_rung(measured):
+    width, height, rows = decode_png((measured / "latency_comparison.png").read_bytes())
+    assert (width, height) == (1200, 800) == (bench.WIDTH, bench.HEIGHT)
+    results = bench.read_results(measured / "results.json")
+    kinds = ["python" if r["device"] == "python" else "native" for r in results["ladder"]]
+    bars = bar_lengths(rows)
+    assert [kind for kind, _ in bars] == kinds
+    assert all(n > 2 for _, n in bars)
+
+
+@pytest.fixture(scope="module")
+def rung_result(measured):
+    return bench.read_results(measured / "results.json")
+
+
+@settings(deadline=None, max_examples=4)
+@given(ms=st.lists(st.floats(1e-4, 1e7), min_size=1, max_size=8))
+def test_longer_times_have_longer_bars(rung_result, ms):
+    """For any times: every bar is there, inside the chart, and in the order of the times."""
+    results = json.loads(json.dumps(rung_result))
+    row = results["ladder"][0]
+    results["ladder"] = [{**row, "token_ms": bench.figure([value])} for value in ms]
+    bars = bar_lengths(decode_png(bench.picture(results))[2])
+    assert len(bars) == len(ms)
+    lengths = [n for _, n in bars]
+    assert all(2 < n <= bench.CHART_RIGHT - bench.CHART_LEFT for n in lengths)
+    for (a, x), (b, y) in zip(zip(ms, lengths), list(zip(ms, lengths))[1:]):
+        assert (a <= b) or (x >= y), "a shorter time has a longer bar"
+
+
+@given(low=st.floats(1e-4, 1e6), ratio=st.floats(1, 1e6))
+def test_an_axis_holds_its_values(low, ratio):
+    place, ticks = bench.axis([low, low * ratio])
+    assert 0 < place(low) <= place(low * ratio) <= 1 + 1e-9
+    assert 2 <= len(ticks) <= 14 and 0 <= place(ticks[0] or 1e-9) and place(ticks[-1]) <= 1 + 1e-9
+
+
+def test_the_font_has_every_letter_once():
+    """All printable ASCII, no two alike, and each within its lines."""
+    assert set(bench.FONT) == set(map(chr, range(32, 127)))
+    drawn = {letter: tuple(sorted(lines)) for letter, (_, lines) in bench.FONT.items()}
+    assert len(set(drawn.values())) == len(drawn)
+    for letter, (width, lines) in bench.FONT.items():
+        for ax, ay, bx, by in lines:
+            assert max(ax, bx) < width <= 7 and max(ay, by) < bench.GLYPH_LINES, letter
+
+
+# 8. The command
+
+def test_wrong_use_is_refused_in_one_line(capsys, tmp_path):
+    for words, message in (
+            (["--max-tokens", "1"], "--max-tokens is 1; 2 or more are needed"),
+            (["--model", "x.gguf", "--shape", "llama"], "exclude each other"),
+            (["--model", str(tmp_path / "none.gguf")], "none.gguf"),
+            (["--compare", "/none/a.json", "/none/b.json"], "cannot be read")):
+        assert bench.main(words + ["--out", str(tmp_path)]) == 1
+        err = capsys.readouterr().err
+        assert err.startswith("bench.py: ") and message in err and err.count("\n") == 1
