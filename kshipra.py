@@ -2851,8 +2851,18 @@ class Reference:
 #     encoded       into bytes for x86-64 (5.2) or arm64 (5.3),
 #     called        from memory that the system lets us execute (5.4).
 #
-# The kernels themselves are in 5.5, the threads that run them side by side in 5.6.
+# The kernels themselves are in 5.5 and 5.6; 5.7 strings them together into a forward pass, and
+# runs it on several threads.
 # Not here: a compiler.  Nothing is optimised; what a kernel says is what runs.
+#
+# The words.  A register is a place inside the processor that holds one value.  An instruction, a
+# few bytes, computes with registers, or moves one from or to memory; code is instructions one
+# after the other.  A jump goes on elsewhere, at a label, if the comparison before it came out as
+# the jump says.  A number that is part of an instruction is called immediate (imm).  Assembly is
+# instructions as text: `add rsi, 32` adds 32 to the register rsi; the first word is the mnemonic,
+# and the operand that is set comes first.  The stack is memory where a function keeps what its
+# registers cannot hold; a register, sp, has its address.  A calling convention says in which
+# registers a function finds its parameters, and which it must leave as it found them.
 
 # ---------------------------------------------------------------------------------------
 # 5.1 Builder and interpreter
@@ -2874,8 +2884,49 @@ class Reference:
 # There is no fused multiply-add, on purpose: every multiplication and every addition rounds on
 # its own, so that plain Python can follow to the bit.
 #
-# An instruction is a tuple: the name of its operation, then its operands.  How many operands, and
-# of what kind, is told by the operation's signature, a letter each:
+# Every kernel is a function of three parameters, its first registers i0, i1 and i2: the address
+# of its arguments, which are 64-bit fields one after the other; chunk, the number of the piece
+# of work to do; and scratch, the address of memory to work in.
+#
+# An instruction is a tuple: the name of its operation, then its operands.  A whole example, a
+# kernel that doubles 8 * n floats where they stand:
+#
+#     def emit_double(k):
+#         x, n = k.args("x", "n")
+#         with k.loop(n):
+#             v = k.load_f32x8(x)
+#             k.store_f32x8(x, v + v)
+#             k.advance(x=32)
+#
+# kernel = build(emit_double) calls it once, which records kernel.instructions, on the left.  To
+# the right of them is what encode(kernel, "avx2", "sysv") makes of each, and that as assembly:
+#
+#     ('load_i64', i3, i0, 0)   48 8b 37            mov rsi, [rdi]
+#     ('load_i64', i4, i0, 8)   48 8b 7f 08         mov rdi, [rdi + 8]
+#     ('mov', i5, i4)
+#     ('loop', i5, 0)           48 85 ff            test rdi, rdi
+#                               0f 8e 1a 00 00 00   jle end_0
+#                                                   top_0:
+#     ('vload', v6, i3, 0)      c5 fe 6f 06         vmovdqu ymm0, [rsi]
+#     ('add_f32', v7, v6, v6)   c5 fc 58 c0         vaddps ymm0, ymm0, ymm0
+#     ('vstore', i3, v7, 0)     c5 fe 7f 06         vmovdqu [rsi], ymm0
+#     ('add_imm', i3, i3, 32)   48 83 c6 20         add rsi, 32
+#     ('endloop', i5, 0)        48 83 ef 01         sub rdi, 1
+#                               0f 8f e6 ff ff ff   jg top_0
+#                                                   end_0:
+#                               c5 f8 77            vzeroupper
+#                               c3                  ret
+#
+# [rdi + 8] is the memory 8 bytes behind the address in rdi, where i0 arrives.  i0 is not needed
+# after the second load and i4 not after the `mov`, so i4 and i5 are given rdi as well, and the
+# `mov` is no code.  This runs the kernel in Python, over real memory:
+#
+#     x = array("f", range(8))
+#     args = kernel.args_array(x=x.buffer_info()[0], n=1)
+#     interpret(kernel, args.buffer_info()[0])
+#
+# and x is 0, 2, 4 ... 14.  How many operands an operation has, and of what kind, is told by its
+# signature, a letter each; add_f32 is "V=vv", and load_i64 is "I=id":
 #
 #     I V   an integer or vector register that the operation sets        (before the "=")
 #     W     a vector register that it reads, then sets                   (before the "=")
@@ -2885,7 +2936,10 @@ class Reference:
 #     d     a displacement in bytes; the last operand, 0 if left out
 
 class IntReg:
-    """A virtual register of 64 bits: a signed whole number, or an address."""
+    """A virtual register of 64 bits: a signed whole number, or an address.
+
+    k: the Builder that it belongs to, in which + and the like append an instruction.
+    """
 
     __slots__ = ("k", "id")
 
@@ -3028,6 +3082,7 @@ def _f16_bytes(x):
 
 
 def _hadd(a, b):
+    """Return the sums of neighbours: in each half, two of a, then two of b."""
     a, b = _f32(a), _f32(b)
     return _to_f32([a[0] + a[1], a[2] + a[3], b[0] + b[1], b[2] + b[3],
                     a[4] + a[5], a[6] + a[7], b[4] + b[5], b[6] + b[7]])
@@ -3055,11 +3110,13 @@ def _fold(function, read, write):
 
 
 def _madd(a, b):
+    """Return i32x8: of each two neighbouring i16, the sum of their products."""
     a, b = _i16(a), _i16(b)
     return _to_i32([a[i] * b[i] + a[i + 1] * b[i + 1] for i in range(0, 16, 2)])
 
 
 def _dot4(acc, a, b):
+    """Return i32x8: to each lane of acc is added the sum of four products.  a, b: 32 ints"""
     return _to_i32([x + sum(a[i] * b[i] for i in range(4 * j, 4 * j + 4))
                     for j, x in enumerate(_i32(acc))])
 
@@ -3122,14 +3179,15 @@ _add, _sub, _mul = operator.add, operator.sub, operator.mul
 # The operations.  Each row: name, signature, lane type of the result, meaning.  The meaning takes
 # the operands after the "=" (an operation with W takes that first) and returns what is set.
 #
-#   Integers wrap at 64 bits.  Shifts by a constant less than the lane's width.
+#   Integers wrap at 64 bits.  Shifts are by a constant less than the lane's width: shl to the
+#   left, shr to the right with zeros moving in, sar to the right with copies of the sign.
 #   min_f32 and max_f32 return the second operand where the two do not compare (a NaN).
 #   Float results that are NaN are some NaN: which one differs between processors.
 #   f32_to_i32 of NaN or of what does not fit 32 bits is unspecified on other processors.
 #   Masks are lanes of all ones or all zeros; `select` needs bytes of 0x00 or 0xff.
 #   shuffle_i8 needs indices 0..15, or 128..255 for a zero; it stays within each half.
 #   dot4_us needs u <= 127 as unsigned bytes, dot4_ss needs b >= -127: then no step overflows.
-#   Of the x86-64 instruction sets, vnni and avxvnni take u up to 255.
+#   On x86-64 processors that have the dot product as one instruction, u may go up to 255.
 #   Per-lane shift counts are 0..31.  div and rem are unsigned, and the divisor is not 0.
 
 _OP_ROWS = [
@@ -3303,7 +3361,12 @@ _OP_ROWS = [
 
 
 class Op:
-    """An operation.  sets, updates: whether it sets its first operand, and reads it before."""
+    """An operation, a row of the table above.
+
+    verb: its name in the table   letters: its signature without the "="
+    sets, updates: whether it sets its first operand, and reads it before
+    accepts: the tuples of types that its operands after the "=" may have
+    """
 
     __slots__ = ("name", "verb", "letters", "sets", "updates", "lane", "meaning", "accepts")
 
@@ -3331,7 +3394,7 @@ class Builder:
 
     There is a method for each operation, called with the operands after the "=" of the signature;
     it returns the register that it sets, a fresh one, or `to` where that is given.  Operators on
-    registers are the same methods.  args_pointer, chunk, scratch: the three parameters.
+    registers are the same methods.  args_pointer, chunk, scratch: the three parameters, registers.
     """
 
     def __init__(self, name):
@@ -3342,7 +3405,6 @@ class Builder:
         self.held = {}                # constants kept in registers: bytes -> register
         self.blocks = []              # [start, else or None, end]: positions of loop, if, while
         self.open_blocks = []
-        self.last_if = None
         self.args_pointer, self.chunk, self.scratch = IntReg(self), IntReg(self), IntReg(self)
 
     def args(self, *names):
@@ -3393,14 +3455,17 @@ class Builder:
         return self._op_const(data, to=VecReg(self, lane))
 
     def hold_i8x32(self, x):
-        """Keep a constant in a register: const_i8x32(x) is that one from here on; do not set it."""
+        """Keep a constant in a register: const_i8x32(x) is that one from here on, not to be set."""
         v = self.const_i8x32(x)
         self.held[_to_i8([x] * 32 if isinstance(x, int) else x)] = v.id
 
     # Blocks, used as context managers: with k.loop(n): ...
 
     def loop(self, n):
-        """Run the block n times, none if n <= 0; n: a register or int.  As: the rounds left."""
+        """Run the block n times, none if n <= 0; n: a register or int.
+
+        `with k.loop(n) as left` gives the register that counts down: n, n - 1 ... 1.
+        """
         count = self.emit("imm" if type(n) is int else "mov", n)
         return Block(self, "loop", (count,))
 
@@ -3456,6 +3521,10 @@ class Block:
         else:
             k.emit("end" + self.kind, *self.operands, number)
 
+
+# The methods of Builder, one made from each row of the table.  As _op_name it is always that
+# operation; as plain `name` too, unless the class defines a method of that name (mov) or one
+# further down chooses between several (add takes a register or an int, and_ any kind of register).
 
 # How far the constants of an operation go: bits of a shift, lanes, halves, bits of a mask.
 _LIMITS = {"shl": 64, "shr": 64, "sar": 64, "shl_i32": 32, "shr_i32": 32, "sar_i32": 32,
@@ -3610,16 +3679,6 @@ def interpret(kernel, args, chunk=0, scratch=0, functions=None):
 # moved to memory.  A kernel that needs more registers than there are is a mistake to be mended
 # in the kernel.
 
-ENCODERS = {}           # name of an instruction set -> its encoder class; 5.2 and 5.3 fill it
-_MACHINE = {"amd64": "x86-64", "x86_64": "x86-64", "arm64": "arm64", "aarch64": "arm64"}.get(
-    platform.machine().lower())
-
-
-def host_abi():
-    """Return the name of this machine's calling convention."""
-    return "aapcs64" if _MACHINE == "arm64" else "win64" if sys.platform == "win32" else "sysv"
-
-
 def _lifetimes(kernel):
     """Return (first, last): for each register, the positions between which it is busy.
 
@@ -3677,8 +3736,10 @@ def _too_many(kernel, kind, have, first, last):
 def allocate(kernel, encoder):
     """Return (placed, ints, vectors): the instructions on real registers, and which were used.
 
-    placed: a list of [function of the encoder, operands...]; after the operands of the operation
-    come its temporaries, and for `call` the integer registers whose value is needed afterwards.
+    encoder.rows has for each operation the function that writes its code, and how many vector
+    registers it needs in passing, as temporaries.
+    placed: a list of [function, operands...]; after the operands of the operation come its
+    temporaries, and for `call` the integer registers whose value is needed afterwards.
     The register that an operation sets may be one that it reads for the last time; a temporary
     is never any of the others.
     """
@@ -3687,68 +3748,81 @@ def allocate(kernel, encoder):
     for r, at in enumerate(last):
         if at >= 0:
             ending[at].append(r)
-    real = [None] * kernel.n_regs
-    free_ints = list(reversed(encoder.int_order))
-    free_vecs = list(reversed(range(encoder.n_vectors)))
-    free_of = {}                        # register -> the list it came from
-    used_ints, used_vecs = set(), set()
+    free = {IntReg: list(reversed(encoder.int_order)),
+            VecReg: list(reversed(range(encoder.n_vectors)))}
+    n_all = {kind: len(registers) for kind, registers in free.items()}
+    used = {IntReg: set(), VecReg: set()}
+    real, kind_of = [None] * kernel.n_regs, {}      # the real register, and the kind, of each
+
+    def take(kind, n):
+        if len(free[kind]) < n:
+            raise _too_many(kernel, kind, n_all[kind], first, last)
+        taken = free[kind][-n:]
+        del free[kind][-n:]
+        used[kind].update(taken)
+        return taken
+
     for r, parameter in enumerate(encoder.parameters):
         if last[r] >= 0:
-            real[r], free_of[r] = parameter, free_ints
-            free_ints.remove(parameter)
-            used_ints.add(parameter)
+            real[r], kind_of[r] = parameter, IntReg
+            free[IntReg].remove(parameter)
+            used[IntReg].add(parameter)
     placed = []
     for at, instruction in enumerate(kernel.instructions):
         function, n_temps = encoder.rows[instruction[0]]
-        temps = ()
-        if n_temps:
-            if len(free_vecs) < n_temps:
-                raise _too_many(kernel, VecReg, encoder.n_vectors, first, last)
-            temps = free_vecs[-n_temps:]
-            del free_vecs[-n_temps:]
-            used_vecs.update(temps)
+        temps = take(VecReg, n_temps) if n_temps else []
         ended = ending[at]
-        for r in ended:
+        for r in ended:                             # before what is set here takes its place
             if real[r] is not None:
-                free_of[r].append(real[r])
+                free[kind_of[r]].append(real[r])
         line = [function]
         for x in instruction[1:]:
             kind = type(x)
             if kind is IntReg or kind is VecReg:
                 r = x.id
                 if real[r] is None:
-                    free = free_ints if kind is IntReg else free_vecs
-                    if not free:
-                        have = len(encoder.int_order) if kind is IntReg else encoder.n_vectors
-                        raise _too_many(kernel, kind, have, first, last)
-                    real[r], free_of[r] = free.pop(), free
-                    (used_ints if kind is IntReg else used_vecs).add(real[r])
-                    if r in ended:      # set, and never looked at
-                        free.append(real[r])
-                line.append(real[r])
-            else:
-                line.append(x)
-        if temps:
-            line += temps
-            free_vecs += temps
-        elif instruction[0] == "call":
-            live = [r for r in free_of if first[r] < at < last[r]]
-            if any(free_of[r] is free_vecs for r in live):
+                    (real[r],), kind_of[r] = take(kind, 1), kind
+                    if r in ended:                  # set, and never looked at
+                        free[kind].append(real[r])
+                x = real[r]
+            line.append(x)
+        line += temps
+        free[VecReg] += temps
+        if instruction[0] == "call":
+            live = [r for r in kind_of if first[r] < at < last[r]]
+            if any(kind_of[r] is VecReg for r in live):
                 raise ValueError(f"kernel {kernel.name}: a vector register is busy across a call; "
                                  "store it before")
             line.append(tuple(real[r] for r in live))
         placed.append(line)
-    return placed, used_ints, used_vecs
+    return placed, used[IntReg], used[VecReg]
+
+
+ENCODERS = {}           # name of an instruction set -> its encoder class; 5.2 and 5.3 fill it
+_MACHINE = {"amd64": "x86-64", "x86_64": "x86-64", "arm64": "arm64", "aarch64": "arm64"}.get(
+    platform.machine().lower())
+
+
+def host_abi():
+    """Return the name of this machine's calling convention."""
+    return "aapcs64" if _MACHINE == "arm64" else "win64" if sys.platform == "win32" else "sysv"
 
 
 def encode(kernel, isa, abi=None):
-    """Return the bytes of a kernel for instruction set `isa` and calling convention `abi`."""
+    """Return the bytes of a kernel for instruction set `isa` and calling convention `abi`.
+
+    abi: None for this machine's
+    """
     encoder = ENCODERS[isa](isa, abi or host_abi())
     _emit(kernel, encoder)
     return encoder.finish()
 
 
 def _emit(kernel, encoder, before_each=None):
+    """Let an encoder write the code of a kernel, all but its end.
+
+    before_each: None, or called with each instruction before its code is written
+    """
     placed, ints, vectors = allocate(kernel, encoder)
     encoder.blocks = kernel.blocks
     encoder.begin(ints, vectors, any(line[0] == "call" for line in kernel.instructions))
@@ -3761,9 +3835,9 @@ def _emit(kernel, encoder, before_each=None):
 def listing(kernel, isa, abi=None):
     """Return a kernel as text: each operation, and below it offset, bytes and assembly.
 
-    The emitting methods of an encoder are wrapped to note what they are called with, so that
-    nothing is spent on text unless it is asked for.  That of arm64 has none: its words can be
-    read.
+    Nothing is spent on text unless it is asked for.  An encoder either names its EMITTERS, the
+    methods that append one assembly instruction, which are wrapped here to note what they are
+    called with; or it names none, and can read back (disassemble) each four bytes of its code.
     """
     encoder = ENCODERS[isa](isa, abi or host_abi())
     notes, depth = [(0, None, ("begin",))], 0       # (offset, emitter or None, what it was given)
