@@ -3455,7 +3455,7 @@ class Builder:
         return self._op_const(data, to=VecReg(self, lane))
 
     def hold_i8x32(self, x):
-        """Keep a constant in a register: const_i8x32(x) is that one from here on, not to be set."""
+        """Keep a constant in a register, not to be set; const_i8x32(x) returns that from here on."""
         v = self.const_i8x32(x)
         self.held[_to_i8([x] * 32 if isinstance(x, int) else x)] = v.id
 
@@ -3753,15 +3753,6 @@ def allocate(kernel, encoder):
     n_all = {kind: len(registers) for kind, registers in free.items()}
     used = {IntReg: set(), VecReg: set()}
     real, kind_of = [None] * kernel.n_regs, {}      # the real register, and the kind, of each
-
-    def take(kind, n):
-        if len(free[kind]) < n:
-            raise _too_many(kernel, kind, n_all[kind], first, last)
-        taken = free[kind][-n:]
-        del free[kind][-n:]
-        used[kind].update(taken)
-        return taken
-
     for r, parameter in enumerate(encoder.parameters):
         if last[r] >= 0:
             real[r], kind_of[r] = parameter, IntReg
@@ -3770,7 +3761,13 @@ def allocate(kernel, encoder):
     placed = []
     for at, instruction in enumerate(kernel.instructions):
         function, n_temps = encoder.rows[instruction[0]]
-        temps = take(VecReg, n_temps) if n_temps else []
+        temps = ()
+        if n_temps:
+            if len(free[VecReg]) < n_temps:
+                raise _too_many(kernel, VecReg, n_all[VecReg], first, last)
+            temps = free[VecReg][-n_temps:]
+            del free[VecReg][-n_temps:]
+            used[VecReg].update(temps)
         ended = ending[at]
         for r in ended:                             # before what is set here takes its place
             if real[r] is not None:
@@ -3781,14 +3778,18 @@ def allocate(kernel, encoder):
             if kind is IntReg or kind is VecReg:
                 r = x.id
                 if real[r] is None:
-                    (real[r],), kind_of[r] = take(kind, 1), kind
+                    if not free[kind]:
+                        raise _too_many(kernel, kind, n_all[kind], first, last)
+                    real[r], kind_of[r] = free[kind].pop(), kind
+                    used[kind].add(real[r])
                     if r in ended:                  # set, and never looked at
                         free[kind].append(real[r])
                 x = real[r]
             line.append(x)
-        line += temps
-        free[VecReg] += temps
-        if instruction[0] == "call":
+        if temps:
+            line += temps
+            free[VecReg] += temps
+        elif instruction[0] == "call":
             live = [r for r in kind_of if first[r] < at < last[r]]
             if any(kind_of[r] is VecReg for r in live):
                 raise ValueError(f"kernel {kernel.name}: a vector register is busy across a call; "
@@ -3883,8 +3884,12 @@ def listing(kernel, isa, abi=None):
 # ---------------------------------------------------------------------------------------
 # 5.2 x86-64
 #
-# An x86-64 instruction is 1 to 15 bytes.  Most of ours are vector instructions in the VEX form,
-# which name three registers, d = a op b:
+# An x86-64 instruction is 1 to 15 bytes, of which one, the opcode, says what is done.  The one
+# idea: a table has the numbers of every instruction that we use, the methods of the encoder (its
+# emitters) bring them into the forms below, and the functions behind it say which instructions
+# make up an operation of 5.1.
+#
+# Most of ours are vector instructions in the VEX form, which name three registers, d = a op b:
 #
 #     byte       C4          1            2          opcode     3
 #            +--------+-----------+-----------------+--------+------------+------------+-----+
@@ -3931,8 +3936,7 @@ _VEX_ROWS = {
     "vextracti128": (0x39, 1, 3, 0, 1, "<xy"),  "vinserti128":  (0x38, 1, 3, 0, 1, "yyx"),
     "vperm2i128":   (0x46, 1, 3, 0, 1, "yyy"),  "vperm2f128":   (0x06, 1, 3, 0, 1, "yyy"),
     "vpermq":       (0x00, 1, 3, 1, 1, "yy"),   "vpshufd":      (0x70, 1, 1, 0, 1, "yy"),
-    "vpermilps":    (0x04, 1, 3, 0, 1, "yy"),   "vpblendd":     (0x02, 1, 3, 0, 1, "yyy"),
-    "vpblendvb":    (0x4C, 1, 3, 0, 1, "yyy"),
+    "vpblendd":     (0x02, 1, 3, 0, 1, "yyy"),  "vpblendvb":    (0x4C, 1, 3, 0, 1, "yyy"),
     "vaddps":       (0x58, 0, 1, 0, 1, "yyy"),  "vsubps":       (0x5C, 0, 1, 0, 1, "yyy"),
     "vmulps":       (0x59, 0, 1, 0, 1, "yyy"),  "vdivps":       (0x5E, 0, 1, 0, 1, "yyy"),
     "vminps":       (0x5D, 0, 1, 0, 1, "yyy"),  "vmaxps":       (0x5F, 0, 1, 0, 1, "yyy"),
@@ -3987,9 +3991,8 @@ _REX_ROWS = {
     "movsx.w": (1, b"\x0f\xbf", "qm"),   "movzx.w": (0, b"\x0f\xb7", "rm"),
     "movsx.b": (1, b"\x0f\xbe", "qm"),   "movzx.b": (0, b"\x0f\xb6", "rm"),
     "mov.mq":  (1, b"\x89", "<mq"),      "mov.mr":  (0, b"\x89", "<mr"),
-    "mov.mb":  (0, b"\x88", "<mb"),      "neg":     (1, b"\xf7", "3q"),
+    "mov.mb":  (0, b"\x88", "<mb"),      "lock xadd": (1, b"\x0f\xc1", "<mq"),
     "div":     (1, b"\xf7", "6m"),       "prefetcht0": (0, b"\x0f\x18", "1m"),
-    "lock xadd": (1, b"\x0f\xc1", "<mq"),
     "add.8":   (1, b"\x83", "0q"),       "add.32":  (1, b"\x81", "0q"),
     "or.8":    (1, b"\x83", "1q"),       "or.32":   (1, b"\x81", "1q"),
     "and.8":   (1, b"\x83", "4q"),       "and.32":  (1, b"\x81", "4q"),
@@ -4002,8 +4005,10 @@ _REX_ROWS = {
     "sar":     (1, b"\xc1", "7q"),
 }
 RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8, R9, R10, R11, R12, R13, R14, R15 = range(16)
-CONDITION = {"<": 0xC, ">=": 0xD, "<=": 0xE, ">": 0xF, "==": 0x4, "!=": 0x5}      # of jcc
-PREDICATE = {"<": 0x11, ">=": 0x1D, "<=": 0x12, ">": 0x1E, "==": 0x00, "!=": 0x04}  # of vcmpps
+# What a comparison is called in a jump (which reads the flags, where `cmp` and `test` leave their
+# outcome), and in vcmpps.
+CONDITION = {"<": 0xC, ">=": 0xD, "<=": 0xE, ">": 0xF, "==": 0x4, "!=": 0x5}
+PREDICATE = {"<": 0x11, ">=": 0x1D, "<=": 0x12, ">": 0x1E, "==": 0x00, "!=": 0x04}
 
 # Calling conventions: where parameters arrive, what a function must leave as it was, and for
 # Windows, that a caller keeps 32 bytes for the callee above the return address.
@@ -4018,10 +4023,73 @@ _ABI = {
 _CALL_SLOTS = 17            # frame space of a kernel that calls: 3 arguments, up to 14 registers
 
 
-class X86:
-    """The encoder for x86-64.  isa: "avx2", "vnni" (EVEX) or "avxvnni" (VEX); abi: see _ABI.
+@functools.lru_cache(maxsize=None)
+def _vex(name, reg, vvvv, rm):
+    """Return the prefix and the opcode of a vector instruction, the short prefix if it will do."""
+    opcode, mmmmm, w_l_pp = VEX[name]
+    r_vvvv = (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3)
+    if rm < 8 and mmmmm == 1 and w_l_pp < 128:
+        return bytes((0xC5, r_vvvv | w_l_pp, opcode))
+    return bytes((0xC4, (r_vvvv & 0x80) | (0x40 if rm > 7 else 0x60) | mmmmm,
+                  (r_vvvv & 0x78) | w_l_pp, opcode))
 
-    Register rax belongs to the encoder, rsp is the stack, all others are the kernel's.
+
+def _at(reg, base, disp, unit=1):
+    """Return the bytes mod reg r/m and what follows, for the memory at base + disp.
+
+    unit: how many bytes a 1-byte displacement counts, other than 1 in the EVEX form only.
+    """
+    reg_rm = ((reg & 7) << 3) | (base & 7)
+    sib = b"\x24" if base & 7 == 4 else b""
+    if disp == 0 and base & 7 != 5:
+        return bytes((reg_rm,)) + sib
+    if disp % unit == 0 and -128 <= disp // unit <= 127:
+        return bytes((0x40 | reg_rm,)) + sib + bytes((disp // unit & 0xFF,))
+    return bytes((0x80 | reg_rm,)) + sib + struct.pack("<i", disp)
+
+
+# The names of the registers by size, and the rest of what a listing is made from.
+_INT_NAMES = {
+    "q": "rax rcx rdx rbx rsp rbp rsi rdi r8 r9 r10 r11 r12 r13 r14 r15".split(),
+    "r": "eax ecx edx ebx esp ebp esi edi r8d r9d r10d r11d r12d r13d r14d r15d".split(),
+    "w": "ax cx dx bx sp bp si di r8w r9w r10w r11w r12w r13w r14w r15w".split(),
+    "b": "al cl dl bl spl bpl sil dil r8b r9b r10b r11b r12b r13b r14b r15b".split(),
+}
+_JUMP_NAMES = {"<": "l", ">=": "ge", "<=": "le", ">": "g", "==": "e", "!=": "ne"}
+_MEMORY_SIZE = {"movsx.w": "word ptr ", "movzx.w": "word ptr ", "movsx.b": "byte ptr ",
+                "movzx.b": "byte ptr ", "movsxd.m": "dword ptr ", "div": "qword ptr "}
+
+
+def _memory_text(base, disp):
+    distance = f" + {disp}" if disp > 0 else f" - {-disp}" if disp else ""
+    return f"[{_INT_NAMES['q'][base]}{distance}]"
+
+
+def _operands_text(name, pattern, reg, vvvv, r_m, imm):
+    """Return mnemonic and operands in the order that a table's pattern says; see _VEX_ROWS."""
+    kinds = pattern.lstrip("<")
+    fields = [reg, vvvv, r_m] if len(kinds) == 3 else [reg, r_m]
+    if pattern[0] == "<":
+        fields.reverse()
+    texts = []
+    for kind, field in zip(kinds, fields):
+        if kind in "xy":
+            texts.append(field if type(field) is str else f"{kind}mm{field}")
+        elif not kind.isdigit():
+            texts.append(field if type(field) is str else _INT_NAMES[kind][field])
+    if name == "vpblendvb":
+        texts.append(f"ymm{imm[0] >> 4}")            # here the last byte holds a register
+    elif imm and imm[0] is not None:
+        texts.append(str(imm[0]))
+    return f"{name.split('.')[0]} {', '.join(texts)}"
+
+
+class X86:
+    """The encoder for x86-64, of one kernel.  abi: see _ABI
+
+    isa: "avx2"; or with the dot product vpdpbusd, which came in two forms: "vnni" (EVEX, with
+    AVX-512) and "avxvnni" (VEX).
+    Register rax belongs to the encoder, rsp has the stack's address, all others are the kernel's.
     """
 
     n_vectors = 16
@@ -4039,39 +4107,20 @@ class X86:
 
     def vvv(self, name, reg, vvvv, rm, imm=None):
         """A vector instruction on registers."""
-        opcode, mmmmm, w_l_pp = VEX[name]
-        r_vvvv = (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3)
-        modrm = 0xC0 | ((reg & 7) << 3) | (rm & 7)
-        if rm < 8 and mmmmm == 1 and w_l_pp < 128:
-            self.code += bytes((0xC5, r_vvvv | w_l_pp, opcode, modrm))
-        else:
-            self.code += bytes((0xC4, (r_vvvv & 0x80) | (0x40 if rm > 7 else 0x60) | mmmmm,
-                                (r_vvvv & 0x78) | w_l_pp, opcode, modrm))
+        self.code += _vex(name, reg, vvvv, rm)
+        self.code.append(0xC0 | ((reg & 7) << 3) | (rm & 7))
         if imm is not None:
             self.code.append(imm)
 
     def vvm(self, name, reg, vvvv, base, disp, imm=None):
         """A vector instruction whose r/m is the memory at base + disp."""
-        opcode, mmmmm, w_l_pp = VEX[name]
-        r_vvvv = (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3)
-        if base < 8 and mmmmm == 1 and w_l_pp < 128:
-            head = (0xC5, r_vvvv | w_l_pp, opcode)
-        else:
-            head = (0xC4, (r_vvvv & 0x80) | (0x40 if base > 7 else 0x60) | mmmmm,
-                    (r_vvvv & 0x78) | w_l_pp, opcode)
-        self.code += bytes(head) + _at(reg, base, disp)
+        self.code += _vex(name, reg, vvvv, base) + _at(reg, base, disp)
         if imm is not None:
             self.code.append(imm)
 
     def vvc(self, name, reg, vvvv, data):
-        """A vector instruction whose r/m is a constant of the kernel."""
-        opcode, mmmmm, w_l_pp = VEX[name]
-        r_vvvv = (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3)
-        if mmmmm == 1:
-            head = (0xC5, r_vvvv | w_l_pp, opcode)
-        else:
-            head = (0xC4, (r_vvvv & 0x80) | 0x60 | mmmmm, (r_vvvv & 0x78) | w_l_pp, opcode)
-        self.code += bytes((*head, ((reg & 7) << 3) | 5, 0, 0, 0, 0))
+        """A vector instruction whose r/m is a constant of the kernel; `finish` fills in where."""
+        self.code += _vex(name, reg, vvvv, 0) + bytes((((reg & 7) << 3) | 5, 0, 0, 0, 0))
         self.constants[data] = None
         self.uses.append((len(self.code) - 4, data))
 
@@ -4201,7 +4250,7 @@ class X86:
         self.saved_vecs = [v for v in _ABI[self.abi]["saved_vecs"] if v in vectors]
         for r in self.saved:
             self.push(r)
-        self.shadow = 32 if self.abi == "win64" else 0
+        self.shadow = 32 if self.abi == "win64" else 0      # what is kept for the callee
         self.vec_area = self.shadow + 8 * _CALL_SLOTS if calls else 0
         self.frame = self.vec_area + 16 * len(self.saved_vecs)
         if calls and (self.frame + 8 * len(self.saved) + 8) % 16:
@@ -4236,58 +4285,10 @@ class X86:
         return bytes(self.code)
 
 
-_INT_NAMES = {
-    "q": "rax rcx rdx rbx rsp rbp rsi rdi r8 r9 r10 r11 r12 r13 r14 r15".split(),
-    "r": "eax ecx edx ebx esp ebp esi edi r8d r9d r10d r11d r12d r13d r14d r15d".split(),
-    "w": "ax cx dx bx sp bp si di r8w r9w r10w r11w r12w r13w r14w r15w".split(),
-    "b": "al cl dl bl spl bpl sil dil r8b r9b r10b r11b r12b r13b r14b r15b".split(),
-}
-_JUMP_NAMES = {"<": "l", ">=": "ge", "<=": "le", ">": "g", "==": "e", "!=": "ne"}
-_MEMORY_SIZE = {"movsx.w": "word ptr ", "movzx.w": "word ptr ", "movsx.b": "byte ptr ",
-                "movzx.b": "byte ptr ", "movsxd.m": "dword ptr ", "div": "qword ptr "}
-
-
-def _memory_text(base, disp):
-    distance = f" + {disp}" if disp > 0 else f" - {-disp}" if disp else ""
-    return f"[{_INT_NAMES['q'][base]}{distance}]"
-
-
-def _operands_text(name, pattern, reg, vvvv, r_m, imm):
-    """Return mnemonic and operands in the order that a table's pattern says; see _VEX_ROWS."""
-    kinds = pattern.lstrip("<")
-    fields = [reg, vvvv, r_m] if len(kinds) == 3 else [reg, r_m]
-    if pattern[0] == "<":
-        fields.reverse()
-    texts = []
-    for kind, field in zip(kinds, fields):
-        if kind in "xy":
-            texts.append(field if type(field) is str else f"{kind}mm{field}")
-        elif not kind.isdigit():
-            texts.append(field if type(field) is str else _INT_NAMES[kind][field])
-    if name == "vpblendvb":
-        texts.append(f"ymm{imm[0] >> 4}")            # here the last byte holds a register
-    elif imm and imm[0] is not None:
-        texts.append(str(imm[0]))
-    return f"{name.split('.')[0]} {', '.join(texts)}"
-
-
-def _at(reg, base, disp, unit=1):
-    """Return the bytes mod reg r/m and what follows, for the memory at base + disp.
-
-    unit: how many bytes a 1-byte displacement counts, other than 1 in the EVEX form only.
-    """
-    reg_rm = ((reg & 7) << 3) | (base & 7)
-    sib = b"\x24" if base & 7 == 4 else b""
-    if disp == 0 and base & 7 != 5:
-        return bytes((reg_rm,)) + sib
-    if disp % unit == 0 and -128 <= disp // unit <= 127:
-        return bytes((0x40 | reg_rm,)) + sib + bytes((disp // unit & 0xFF,))
-    return bytes((0x80 | reg_rm,)) + sib + struct.pack("<i", disp)
-
-
 # From here on, how each operation becomes instructions: the rows that `allocate` looks up.  A
-# function has the operation's operands, and after them its temporaries.  It must be right when
-# the destination is also a source.
+# function is given the encoder, asm, then the operation's operands, as numbers of registers, and
+# after them its temporaries.  It must be right when the destination d is also a source.  Some end
+# in _row, to be told from the meanings of the same operations in 5.1.
 
 def _arith(name, commutes):
     """Return the function for d = a op b, on an instruction that does d = d op b."""
@@ -4588,16 +4589,23 @@ def _compare_imm(asm, a, n):
 _OPPOSITE = {"<": ">=", ">=": "<", "<=": ">", ">": "<=", "==": "!=", "!=": "=="}
 
 
-def _loop(asm, count, block):
-    asm.rr("test", count, count)
-    asm.jump("<=", ("end", block))
-    asm.label(("top", block))
+# Labels and jumps.  Both encoders have the methods `jump` and `label`, so these serve 5.3 too.
 
+def _loops(compare_imm, count_down):
+    """Return the functions for loop and endloop.
 
-def _endloop(asm, count, block):
-    asm.rr("sub.8", 5, count, 1)
-    asm.jump(">", ("top", block))
-    asm.label(("end", block))
+    count_down: function of (asm, register) that subtracts 1, and compares what is left with 0
+    """
+    def loop(asm, count, block):
+        compare_imm(asm, count, 0)
+        asm.jump("<=", ("end", block))
+        asm.label(("top", block))
+
+    def endloop(asm, count, block):
+        count_down(asm, count)
+        asm.jump(">", ("top", block))
+        asm.label(("end", block))
+    return loop, endloop
 
 
 def _else(asm, block):
@@ -4605,8 +4613,12 @@ def _else(asm, block):
     asm.label(("else", block))
 
 
+def _endif(asm, block):
+    asm.label(("end", block))
+
+
 def _branches(compare):
-    """Return the functions for if, while and endwhile."""
+    """Return the functions for if, while and endwhile.  compare: function of (asm, a, b)"""
     def if_(asm, a, how, b, block):
         compare(asm, a, b)
         asm.jump(_OPPOSITE[how], ("end" if asm.blocks[block][1] is None else "else", block))
@@ -4668,8 +4680,7 @@ def _x86_rows(isa):
         "pause": plain(lambda asm: asm.raw("pause", b"\xf3\x90")),
         "prefetch": plain(lambda asm, base, disp: asm.rm("prefetcht0", 1, base, disp)),
         "call": plain(_call),
-        "loop": plain(_loop), "endloop": plain(_endloop), "else": plain(_else),
-        "endif": plain(lambda asm, block: asm.label(("end", block))),
+        "else": plain(_else), "endif": plain(_endif),
 
         "const": plain(_const), "vmov": plain(_vmov),
         "vload": _vload("vmovdqu"), "vstore": _vstore("vmovdqu.m"),
@@ -4734,6 +4745,8 @@ def _x86_rows(isa):
     }
     rows["min"], rows["min_imm"] = map(plain, _extreme("cmovg"))
     rows["max"], rows["max_imm"] = map(plain, _extreme("cmovl"))
+    rows["loop"], rows["endloop"] = map(plain, _loops(
+        _compare_imm, lambda asm, count: asm.rr("sub.8", 5, count, 1)))
     rows["if"], rows["while"], rows["endwhile"] = map(plain, _branches(_compare))
     rows["if_imm"], rows["while_imm"], rows["endwhile_imm"] = map(plain, _branches(_compare_imm))
     for part, letter in (("lo", "l"), ("hi", "h")):
@@ -4786,9 +4799,9 @@ ENCODERS.update(avx2=X86, vnni=X86, avxvnni=X86)
 # Source: Arm Architecture Reference Manual (DDI 0487), C4 for the words, C6 and C7 for what they
 # do; Procedure Call Standard for the Arm 64-bit Architecture (IHI 0055), section 6.
 
-_CONDITIONS = "eq ne hs lo mi pl vs vc hi ls ge lt gt le al".split()
-_CONDITION = {how: _CONDITIONS.index(name) for how, name in
-              (("<", "lt"), ("<=", "le"), (">", "gt"), (">=", "ge"), ("==", "eq"), ("!=", "ne"))}
+_CONDITIONS = "eq ne hs lo mi pl vs vc hi ls ge lt gt le al".split()    # in order of their numbers
+_A64_CONDITION = {how: _CONDITIONS.index(name) for how, name in (
+    ("<", "lt"), ("<=", "le"), (">", "gt"), (">=", "ge"), ("==", "eq"), ("!=", "ne"))}
 
 
 def _bitmask_bits(value):
@@ -5030,7 +5043,11 @@ def _a64_parts(picture, text):
 
 
 class _A64Words(dict):
-    """Name -> function of the operands that returns the word, made when first asked for."""
+    """Name -> function of the operands that returns the word, made when first asked for.
+
+    A picture becomes Python source, which is compiled: a kernel has thousands of words, and each
+    now costs a few shifts and no look at its picture.
+    """
 
     pictures = {name: (picture, text) for name, picture, text in _A64_ROWS}
 
@@ -5081,7 +5098,7 @@ def _sum_words(d, n, number):
 
 
 def _address(n, disp):
-    """Return (words, register): the address x_n + disp, for instructions that add nothing."""
+    """Return (words, register): the address x_n + disp, for instructions without displacement."""
     return (_sum_words(16, n, disp), 16) if disp else ((), n)
 
 
@@ -5399,10 +5416,10 @@ def _a64_load_high(asm, d, a, base, disp):
 def _a64_lanes(asm, pair, single, v, base, n, disp, clear=()):
     """All eight lanes at once; or, where n < 8, lane by lane until n are done."""
     asm.code += (*_sum_words(16, base, disp),
-                 _W["cmp.i"](n, 8), _W["b.if"](_CONDITION["<"], 3),
+                 _W["cmp.i"](n, 8), _W["b.if"](_A64_CONDITION["<"], 3),
                  _W[pair](v, v + 1, 16, 0), _W["b"](1 + len(clear) + 3 * 8), *clear)
     for lane in range(8):
-        asm.code += (_W["cmp.i"](n, lane), _W["b.if"](_CONDITION["<="], 2 + 3 * (7 - lane)),
+        asm.code += (_W["cmp.i"](n, lane), _W["b.if"](_A64_CONDITION["<="], 2 + 3 * (7 - lane)),
                      _W[single](v + (lane >> 2), lane >> 1 & 1, lane & 1, 16))
 
 
@@ -5481,16 +5498,8 @@ def _a64_compare_imm(asm, a, number):
         asm.code += (*_constant_words(16, number), _W["cmp.x"](a, 16))
 
 
-def _a64_loop(asm, count, block):
-    asm.code.append(_W["cmp.i"](count, 0))
-    asm.jump("<=", ("end", block))
-    asm.label(("top", block))
-
-
-def _a64_endloop(asm, count, block):
+def _a64_count_down(asm, count):
     asm.code.append(_W["subs.i"](count, count, 1))
-    asm.jump(">", ("top", block))
-    asm.label(("end", block))
 
 
 def _a64_call(asm, address, a, b, c, live):
@@ -5522,9 +5531,8 @@ def _arm64_rows(has_dot):
         "store_f32_n": _a64_store_n, "store_i32_n": _a64_store_n,
         "insert_i32": _a64_insert_i32, "blend_i32": _a64_blend_i32,
         "shuffle_i32": _a64_shuffle_i32,
-        "loop": _a64_loop, "endloop": _a64_endloop, "call": _a64_call,
-        # labels and jumps are those of 5.2, since the methods of both encoders are called alike
-        "else": _else, "endif": lambda asm, block: asm.label(("end", block))}
+        "call": _a64_call, "else": _else, "endif": _endif}
+    others["loop"], others["endloop"] = _loops(_a64_compare_imm, _a64_count_down)
     for form, compare in (("", _a64_compare), ("_imm", _a64_compare_imm)):
         others.update(zip(("if" + form, "while" + form, "endwhile" + form), _branches(compare)))
     rows.update({name: (function, 0) for name, function in others.items()})
@@ -5597,7 +5605,7 @@ class Arm64:
                              "unroll less")
         for place, how, label in self.jumps:
             distance = self.labels[label] - place
-            code[place] = _W["b.if"](_CONDITION[how], distance) if how else _W["b"](distance)
+            code[place] = _W["b.if"](_A64_CONDITION[how], distance) if how else _W["b"](distance)
         for data, uses in self.constants.items():
             for place, d in uses:
                 code[place] = _W["ldr.qlit"](d, len(code) - place)
@@ -5648,6 +5656,7 @@ _MAP_ANONYMOUS = 0x1000 if sys.platform == "darwin" else 0x20
 _MEM_COMMIT_RESERVE, _MEM_RELEASE = 0x3000, 0x8000         # Windows
 _PAGE_READWRITE, _PAGE_EXECUTE_READ = 4, 0x20
 
+# What ctypes has to know to call a kernel: nothing is returned; args, chunk, scratch.
 KERNEL_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
 
 
@@ -5715,7 +5724,7 @@ def _clear_cache(address, n_bytes):
 
 
 class _Windows:
-    """Pages by VirtualAlloc."""
+    """Pages by VirtualAlloc, with the methods of _Posix."""
 
     def __init__(self):
         c, address, size = ctypes, ctypes.c_void_p, ctypes.c_size_t
@@ -5788,7 +5797,7 @@ def compile_kernels(kernels, isa):
 
 
 def features_x86(cpuid, read_xcr0):
-    """Return the names of the instruction sets that may be used, best first.
+    """Return the names of the instruction sets that may be used, best first: those of class X86.
 
     cpuid: function of (leaf, subleaf) -> (eax, ebx, ecx, edx).  read_xcr0: function -> int.
     What cpuid claims is not enough: the system must also save the registers when it switches
@@ -5896,7 +5905,8 @@ def host_instruction_sets():
 def choose_isa(environ):
     """Return (instruction set, None), or (None, why plain Python is used).
 
-    KSHIPRA_ISA in environ chooses one that is not above what the processor has, or "python".
+    KSHIPRA_ISA in environ chooses one that is not above what the processor has, or "python";
+    "vnni" stands for either form of that instruction.
     """
     wanted = environ.get("KSHIPRA_ISA")
     if wanted == "python":
