@@ -3455,7 +3455,7 @@ class Builder:
         return self._op_const(data, to=VecReg(self, lane))
 
     def hold_i8x32(self, x):
-        """Keep a constant in a register, not to be set; const_i8x32(x) returns that from here on."""
+        """Keep a constant in a register, not to be set: const_i8x32(x) is that one from here on."""
         v = self.const_i8x32(x)
         self.held[_to_i8([x] * 32 if isinstance(x, int) else x)] = v.id
 
