@@ -7612,26 +7612,33 @@ def emit_run(k, clock=None):
     where its next argument points: it is called after each line, for the place behind the
     line's counter, and the last thread to get there has the say
     """
-    table, n_lines, counters, arrived, n_threads, give_way = k.args(
-        "table", "n_lines", "counters", "arrived", "n_threads", "give_way")
+    table, n_lines, counters = k.args("table", "n_lines", "counters")
     due = k.imm(0)                      # what `arrived` must reach at the next barrier
-    one = k.imm(1)
+
+    def field(i):                       # loaded where needed: registers are few
+        return k.load_i64(k.args_pointer, 8 * i)
+
     with k.loop(n_lines):
-        kernel, args, n_chunks = (k.load_i64(table, off) for off in (0, 8, 16))
-        chunk = k.fetch_add(counters, one)
-        with k.while_(chunk, "<", n_chunks):
-            k.call(kernel, args, chunk, k.scratch)
-            k.fetch_add(counters, one, to=chunk)
-        barrier = k.load_i64(table, 24)
-        with k.if_(barrier, "!=", 0):
-            due += n_threads
-            k.fetch_add(arrived, one)
-            here, spins = k.load_acquire(arrived), k.imm(0)
+        n_chunks = k.load_i64(table, 16)
+        left = n_chunks - k.load_acquire(counters)
+        with k.while_(left, ">", 0):
+            share = k.max(k.div(left, field(4)), 1)
+            chunk = k.fetch_add(counters, share)
+            end = k.min(chunk + share, n_chunks)
+            with k.while_(chunk, "<", end):
+                k.call(k.load_i64(table, 0), k.load_i64(table, 8), chunk, k.scratch)
+                chunk += 1
+            k.mov(left, n_chunks - k.load_acquire(counters))
+        with k.if_(k.load_i64(table, 24), "!=", 0):
+            arrived, spins = field(3), k.imm(0)
+            due += field(4)
+            k.fetch_add(arrived, k.imm(1))
+            here = k.load_acquire(arrived)
             with k.while_(here, "<", due):
                 k.pause()
                 spins += 1
                 with k.if_(spins, ">", SPINS):
-                    k.call(give_way, args, chunk, k.scratch)
+                    k.call(field(5), table, due, k.scratch)
                 k.load_acquire(arrived, to=here)
         if clock:
             function, first = clock
@@ -7864,12 +7871,13 @@ class NativeFault(Exception):
     """Machine code cannot run here, or does not do what it should; the message says why."""
 
 
-CHUNK_BYTES = 1 << 20                   # of weights, at most: each chunk begins with a wait for memory
+SHARES = 8                              # chunks a thread in which the rows of a weight are dealt out
 PANEL_ROWS = 32                         # weight rows of a chunk where many activations meet them
 SLICE = 8192                            # elements of a chunk of an element-wise operation
 ATTENTION_ROWS = 16                     # neighbouring rows that share the loading of keys
 SCRATCH_BYTES = 8 << 20                 # of each thread; committed as it is written
 KEPT_PROGRAMS = 8
+FULL_U8 = ("vnni", "avxvnni")
 
 
 def f32_bits(x):
@@ -7888,7 +7896,7 @@ def address_of(buf):
 
 def _check_key(emit, parameters):
     """Return what makes two kernels alike enough to be tried once: width and lanes do not count."""
-    return (emit,) + tuple(p for p in parameters if isinstance(p, (str, Format)))
+    return (emit, *[p for p in parameters if isinstance(p, (str, Format))], *parameters[3:])
 
 
 def _trial_tensor(fmt, n_out, n_in, rng):
@@ -7914,7 +7922,7 @@ def _trial(emit, parameters):
     x, y, (w, b), fixed = rows(3, 37), rows(3, 37), rows(2, 37), parameters
     if emit in (emit_matvec, emit_matmul, emit_matmul_float):
         matrix = _trial_tensor(fixed[0], (fixed[2:] or (8,))[0], fixed[1], rng)
-        x = rows(1 if emit is emit_matvec else 3, fixed[1])
+        x = rows(fixed[3] if emit is emit_matvec else 9, fixed[1])
         return (lambda ops, x: ops.matmul(matrix, x)), [x]
     if emit is emit_embed:
         matrix = _trial_tensor(fixed[0], 5, fixed[1], rng)
@@ -8020,9 +8028,9 @@ class Native:
     def chunk_rows(self, w, n_rows):
         """Return how many rows of a weight make a chunk: a multiple of 8, some chunks a thread."""
         n_out = w.shape[0]
-        share = n_out if self.n_threads == 1 else n_out // (2 * self.n_threads)
-        limit = PANEL_ROWS if n_rows > 1 else CHUNK_BYTES // w.row_bytes
-        return max(8, min(share, limit) + 7 & ~7)
+        if w.format.sub_len and n_rows > matvec_rows(w.format):
+            return PANEL_ROWS if n_rows > 16 else PANEL_ROWS // 2
+        return max(8, n_out // (SHARES * self.n_threads) + 7 & ~7)
 
     def elementwise(self, emit, x, *more, c=None):
         """Record an operation on elements, cut in slices; more: further inputs."""
@@ -8070,9 +8078,11 @@ class Native:
             x.quantized = Buffer(self.program, x.n_rows, n_in, ACT_RECORD * n_blocks * x.n_rows)
             self.line(x.n_rows, [x], [x.quantized], emit_quantize, by_row=True, x=x.address,
                       xq=x.quantized.address, n_blocks=n_blocks, n_rows=x.n_rows)
-        emit = emit_matvec if x.n_rows == 1 else emit_matmul
-        self.line(n_chunks, [x.quantized], [out], emit, w.format, n_in, min(8, n_out),
-                  x=x.quantized.address, **fields)
+        if x.n_rows <= matvec_rows(w.format):
+            kernel = emit_matvec, w.format, n_in, min(8, n_out), x.n_rows
+        else:                           # VNNI multiplies bytes without a sign up to 255
+            kernel = emit_matmul, w.format, n_in, min(8, n_out), self.isa in FULL_U8
+        self.line(n_chunks, [x.quantized], [out], *kernel, x=x.quantized.address, **fields)
         return out
 
     def add(self, x, y):
