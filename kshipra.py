@@ -7228,12 +7228,17 @@ def _attention_run(k, at, field, get, put, rows_left):
         state += at.state_bytes
 
 
-def _load_vector(k, kv_type, source, i):
-    """Emit the load of the numbers 8i..8i+7 behind `source`, as float32; q8_0: i < 4."""
+def _load_vectors(k, kv_type, source, n):
+    """Return an iterator that emits the load of one of n vectors at a time, as float32.
+
+    In q8_0 n is 4, a block: code i is the byte 2 + i, and times d it is exact.
+    """
     if kv_type == "q8_0":
         d = k.f16_to_f32(k.broadcast_i16x16(source))
-        return k.i32_to_f32(k.widen_i8x8(source, 2 + 8 * i)) * d
-    return k.load_f16x8(source, 16 * i) if kv_type == "f16" else k.load_f32x8(source, 32 * i)
+        return (k.i32_to_f32(k.widen_i8x8(source, 2 + 8 * i)) * d for i in range(n))
+    if kv_type == "f16":
+        return (k.load_f16x8(source, 16 * i) for i in range(n))
+    return (k.load_f32x8(source, 32 * i) for i in range(n))
 
 
 def _attention_load(k, at, field, get, put, kv_type, head_dim):
@@ -7252,21 +7257,21 @@ def _attention_load(k, at, field, get, put, kv_type, head_dim):
         values = keys + get("v_step")
         if rest == 0:
             with k.loop(head_dim // 4):         # 32 numbers each: eight positions
-                for i in range(4):
-                    for source, disp in ((keys, at.keys), (values, at.values)):
-                        k.store_f32x8(to, _load_vector(k, kv_type, source, i), disp + 32 * i)
+                for source, disp in ((keys, at.keys), (values, at.values)):
+                    for i, v in enumerate(_load_vectors(k, kv_type, source, 4)):
+                        k.store_f32x8(to, v, disp + 32 * i)
                 for pointer, n_bytes in ((keys, format.n_bytes(32)), (values, format.n_bytes(32)),
                                          (to, 128)):
                     k.add(pointer, n_bytes, to=pointer)
         else:
             with k.loop(8):
                 for source, disp in ((keys, at.keys), (values, at.values)):
-                    for i in range(full):
-                        k.store_f32x8(to, _load_vector(k, kv_type, source, i), disp + 32 * i)
+                    for i, v in enumerate(_load_vectors(k, kv_type, source, full)):
+                        k.store_f32x8(to, v, disp + 32 * i)
                     _copy_bytes(k, k.scratch, at.spare, source, format.n_bytes(8 * full),
                                 format.n_bytes(rest))
-                    spare = _load_vector(k, kv_type, k.scratch + at.spare, 0)
-                    k.store_f32x8(to, spare, disp + 32 * full)
+                    v, = _load_vectors(k, kv_type, k.scratch + at.spare, 1)
+                    k.store_f32x8(to, v, disp + 32 * full)
                     k.add(source, vector_bytes, to=source)
                 to += at.row_bytes
         slot += 8
@@ -10074,7 +10079,9 @@ def build_parser():
         help=f"positions in the cache (default: the model's, at most {DEFAULT_CTX})")
     add("-t", "--threads", type=int, metavar="N", help="threads (default: all that pay)")
     add("--device", choices=DEVICES, default="auto", help="what computes (default: auto)")
-    add("--kv-type", choices=KV_TYPES, default="f16", help="type of the cache (default: f16)")
+    add("--kv-type", choices=KV_TYPES, default="f16",
+        help="type of the cache (default: f16); q8_0 takes half as much, and is coarse where a "
+        "few of a key's numbers are much larger than the rest")
     add("--paged-cache", action="store_true", help="keep the cache in small pages")
     add("--page-size", type=int, metavar="N",
         help="positions in a page of the paged cache (default: 64)")

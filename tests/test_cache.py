@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import kshipra
+import tiny
 from kshipra import CHUNK, KshipraError, PagePool, Sequence
 
 LAYERS = [(2, 4), (1, 6)]               # two layers that differ in heads and width
@@ -83,6 +84,20 @@ def test_f16_clamps_what_is_large_and_refuses_what_is_not_finite():
         row[3] = bad
         with pytest.raises(KshipraError, match="infinite or not a number"):
             pool.write(0, seq, 0, row, row)
+
+
+@kv_types
+def test_the_plan_is_what_the_pool_takes(tmp_path, kv_type):
+    path = tiny.write(tmp_path / "tiny.gguf", n_layers=3, n_kv_heads=2, head_dim=64)
+    pool = PagePool([(2, 64)] * 3, 1, 64, kv_type)
+    line, = [line for line in kshipra.describe(path, kv_type=kv_type) if "KV cache" in line]
+    assert line.endswith(f", {kv_type}, 256 positions of {pool.page_bytes // 64} bytes")
+
+
+def test_a_plan_for_a_head_that_is_no_whole_number_of_blocks_is_refused(tmp_path):
+    lines = kshipra.describe(tiny.write(tmp_path / "tiny.gguf", head_dim=16), kv_type="q8_0")
+    with pytest.raises(KshipraError, match="head_dim 16 is no multiple"):
+        list(lines)
 
 
 @given(st.lists(st.one_of(st.floats(width=32, allow_nan=False, allow_infinity=False),
