@@ -1,0 +1,390 @@
+"""Chapter 12, Front doors: the command line as a shell sees it, and the file as a book and a copy."""
+import ast
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import kshipra
+import tiny
+from kshipra import KshipraError
+
+FILE = pathlib.Path(kshipra.__file__).resolve()
+SOURCE = FILE.read_text(encoding="utf-8")
+POSIX = pytest.mark.skipif(os.name != "posix", reason="POSIX only")
+
+
+def run(*arguments, env=(), flags=(), **options):
+    """Run the file as a script; return the finished process, output as bytes."""
+    return subprocess.run([sys.executable, *flags, str(FILE), *map(str, arguments)],
+                          env={**os.environ, **dict(env)}, timeout=120,
+                          **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options})
+
+
+def one_line(stderr):
+    """Return the message of a refusal after checking its form."""
+    text = stderr.decode("utf-8", "replace")
+    assert text.startswith("kshipra: ") and text.endswith("\n") and text.count("\n") == 1, text
+    return text
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return tiny.write(tmp_path_factory.mktemp("small") / "tiny.gguf", n_layers=1)
+
+
+# The file as a copy: nothing else is needed.
+
+def test_imports_are_of_the_standard_library():
+    names = getattr(sys, "stdlib_module_names", None)
+    if names is None:
+        pytest.skip("sys.stdlib_module_names came with Python 3.10")
+    for node in ast.walk(ast.parse(SOURCE)):
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else \
+            [node.module] if isinstance(node, ast.ImportFrom) else []
+        for module in modules:
+            assert module.split(".")[0] in names or module == "kshipra_cuda", module
+
+
+def test_the_oldest_python_can_parse_it():
+    ast.parse(SOURCE, feature_version=(3, 9))
+
+
+def test_no_path_of_anyones_machine():
+    places = ["/" + name + "/" for name in ("root", "home", "work", "Users", "mnt")]
+    for line, text in enumerate(SOURCE.split("\n"), 1):
+        assert not any(place in text for place in places), (line, text[:200])
+
+
+def test_the_map_is_the_territory():
+    """The chapters in the docstring are the banners, in order."""
+    ruler = "# " + "-" * 87 + "\n"
+    banners = re.findall(re.escape(ruler) + r"# (\d+\. .+)\n", SOURCE)
+    assert re.findall(r"^ {4}(\d+\. .+)$", kshipra.__doc__, re.M) == banners
+    assert len(banners) >= 11
+
+
+def test_it_runs_isolated_and_without_site():
+    done = run("--help", flags=("-I", "-S"))
+    assert done.returncode == 0 and b"--prompt" in done.stdout and not done.stderr
+
+
+def test_importing_is_quick_and_quiet(tmp_path):
+    """Under 120 ms from its bytecode, best of five; no thread, no output, no foreign module."""
+    script = ("import sys, time, threading; begun = time.perf_counter(); import kshipra; "
+              "took = time.perf_counter() - begun; assert threading.active_count() == 1; "
+              "print(took, 'http' in sys.modules, 'unittest' in sys.modules)")
+    environment = {**os.environ, "PYTHONPATH": str(FILE.parent),
+                   "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    best = 1e9
+    for _ in range(6):
+        done = subprocess.run([sys.executable, "-c", script], env=environment, check=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        took, http, unittest = done.stdout.decode().split()
+        best = min(best, float(took))
+        assert http == unittest == "False" and not done.stderr
+    assert best < 0.120
+
+
+# What a shell sees.
+
+def test_a_prompt_is_continued():
+    done = run("--prompt", "Once upon a time", "--temp", "0", "-n", "12")
+    assert done.returncode == 0 and not done.stderr
+    model = kshipra.load()
+    text = "".join(model.generate("Once upon a time", max_tokens=12, temperature=0))
+    assert done.stdout.decode() == "Once upon a time" + text + "\n"
+
+
+def test_json():
+    done = run("-p", "The river", "-n", "9", "--json", "--seed", "3", "--ignore-eos")
+    assert done.returncode == 0 and done.stdout.count(b"\n") == 1
+    told = json.loads(done.stdout)
+    assert set(told) >= {"text", "tokens", "prompt_tokens", "finish_reason", "timings", "rss_mb",
+                         "device", "isa", "threads"}
+    assert set(told["timings"]) == {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s"}
+    assert len(told["tokens"]) == 9 and told["finish_reason"] == "length"
+    model = kshipra.load()
+    assert told["prompt_tokens"] == len(model.tokenizer.encode("The river"))
+    assert told["tokens"] == list(model.generate_ids("The river", max_tokens=9, seed=3,
+                                                     ignore_eos=True))
+    assert told["text"] == model.tokenizer.decode(told["tokens"])
+    assert all(told["timings"].values()) and told["rss_mb"] > 1
+
+
+def test_json_of_no_tokens(small):
+    told = json.loads(run("-m", small, "-p", "a", "-n", "0", "--json").stdout)
+    assert told["text"] == "" and told["tokens"] == [] and told["finish_reason"] == "length"
+
+
+def test_stop_and_limits(small):
+    done = run("-p", "Once upon a time", "--temp", "0", "--stop", " little", "-n", "40", "--json")
+    told = json.loads(done.stdout)
+    assert told["finish_reason"] == "stop" and told["text"] == ", there was a"
+    for limit, words in (("-2", b"max_tokens is -2"), ("-5", b"max_tokens is -5")):
+        done = run("-m", small, "-p", "a", "-n", limit)
+        assert done.returncode == 1 and words in done.stderr
+    told = json.loads(run("-m", small, "-p", "a", "-n", "-1", "-c", "20", "--json",
+                          "--ignore-eos").stdout)
+    assert len(told["tokens"]) == 19            # <s>, a, and 18 more that the context holds; 1 beyond
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_numbers(small):
+    """P27: never cut silently."""
+    done = run("-m", small, "-p", "x" * 30, "-c", "20")
+    assert done.returncode == 1 and not done.stdout
+    assert "31 tokens but the context holds 20" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["-m", "no/such.gguf"], "no/such.gguf: no such file"),
+    (["-m", "no/such.safetensors"], "no such file"),
+    (["-m", "."], "config.json"),
+    (["-m", "a\nb.gguf"], "no such file"),
+    (["--temp", "-1"], "temperature is -1.0"), (["--temp", "nan"], "temperature is nan"),
+    (["--top-k", "-3"], "top_k is -3"), (["--top-p", "1.5"], "top_p is 1.5"),
+    (["--min-p", "-0.5"], "min_p is -0.5"), (["--repeat-penalty", "0"], "repeat_penalty is 0.0"),
+    (["-c", "0"], "context of 0"), (["-c", "-8"], "context of -8"),
+    (["-c", "1000000000000"], "context"),
+    (["-c", "2000000000"], "--ctx-size"),
+    (["--page-size", "0"], "page size 0"), (["--page-size", "12"], "page size 12"),
+    (["-t", "0"], "threads is 0"), (["--stop", ""], "stop string is empty"),
+])
+def test_bad_input_is_one_line_and_status_1(arguments, words):
+    done = run("-p", "a", "-n", "1", *arguments)
+    assert done.returncode == 1, done
+    assert words in one_line(done.stderr)
+
+
+@pytest.mark.parametrize("arguments", [
+    [], ["--no-such"], ["-p"], ["-p", "a", "-n", "many"], ["-p", "a", "--device", "tpu"],
+    ["-p", "a", "--kv-type", "q9"], ["-p", "a", "--seed", "x"]])
+def test_wrong_usage_is_status_2(arguments):
+    done = run(*arguments)
+    assert done.returncode == 2 and not done.stdout
+    assert b"usage: " in done.stderr and b"Traceback" not in done.stderr
+
+
+def test_options_are_those_of_the_api(small):
+    """Each road through the command line gives what the call gives."""
+    model = kshipra.load(small, kv_type="f32", page_size=8)
+    want = "".join(model.generate("ab", max_tokens=8, temperature=1.5, top_k=20, top_p=0.9,
+                                  min_p=0.01, repeat_penalty=1.2, seed=9))
+    done = run("-m", small, "--prompt", "ab", "--max-tokens", "8", "--temperature", "1.5",
+               "--top-k", "20", "--top-p", "0.9", "--min-p", "0.01", "--repeat-penalty", "1.2",
+               "--seed", "9", "--kv-type", "f32", "--page-size", "8", "--json")
+    assert json.loads(done.stdout)["text"] == want
+    assert run("-m", small, "-p", "ab", "-n", "3", "--seed", "1", "--paged-cache").returncode == 0
+
+
+# --info.
+
+def test_info_lists_and_plans_in_two_seconds(small):
+    begun = time.perf_counter()
+    done = run("-m", small, "--info", "-c", "1000")
+    assert time.perf_counter() - begun < 2
+    text = done.stdout.decode()
+    assert done.returncode == 0 and not done.stderr
+    for words in ("general.architecture = 'llama'", "blk.0.attn_q.weight", "(32, 32)", "KV cache",
+                  "1000 positions of 64 bytes", "weights", "scratch", "together", "tensors   12"):
+        assert words in text, words
+    assert run("--info").returncode == 0        # the model in the file
+
+
+def test_info_tells_what_it_can_of_what_is_not_supported(tmp_path, malformed):
+    path = tiny.write(tmp_path / "x.gguf",
+                      change=lambda numbers, _: numbers.update({"general.architecture": "mamba"}))
+    done = run("-m", path, "--info")
+    assert done.returncode == 1 and b"blk.0.attn_q.weight" in done.stdout
+    assert "architecture 'mamba'" in one_line(done.stderr)
+    done = run("-m", malformed / "good.safetensors", "--info")
+    assert done.returncode == 0 and b"c.weight" in done.stdout
+    done = run("-m", malformed / "good-hf", "--info")
+    assert done.returncode == 0 and b"model.embed_tokens.weight" in done.stdout
+
+
+def test_a_safetensors_path_is_that_file(tmp_path, malformed):
+    shutil.copytree(malformed / "good-hf", tmp_path / "hf")
+    shutil.copy(malformed / "good.safetensors", tmp_path / "hf" / "other.safetensors")
+    shard = tmp_path / "hf" / "model-00001-of-00002.safetensors"
+    assert run("-m", shard, "-p", "a", "-n", "1").returncode == 0
+    done = run("-m", tmp_path / "hf" / "other.safetensors", "-p", "a")
+    assert done.returncode == 1 and "not among the files" in one_line(done.stderr)
+
+
+# P32: the edge of the operating system.
+
+@pytest.mark.parametrize("environment", [
+    {"PYTHONIOENCODING": "cp1252"}, {"PYTHONIOENCODING": "ascii"},
+    {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"LC_ALL": "C"}, {}],
+    ids=lambda e: "-".join(f"{k}={v}" for k, v in e.items()) or "as it is")
+def test_any_path_and_any_console(tmp_path, small, environment):
+    """What the console cannot show is marked, and nothing is taken for a failure."""
+    directory = tmp_path / "модель 😀 dir"
+    directory.mkdir()
+    path = directory / "модель.gguf"
+    shutil.copy(small, path)
+    done = run("-m", path, "-p", "naïve 😀", "-n", "3", "--temp", "0", "--ignore-eos",
+               env=environment)
+    assert done.returncode == 0 and not done.stderr, done
+    assert done.stdout.startswith(b"na") and b"ve " in done.stdout
+    told = run("-m", path, "-p", "naïve 😀", "-n", "3", "--temp", "0", "--ignore-eos", "--json",
+               env=environment)
+    # <s>, and the bytes of the prompt as it was typed
+    assert json.loads(told.stdout)["prompt_tokens"] == 1 + len("naïve 😀".encode())
+    done = run("-m", directory / "нет.gguf", "-p", "a", env=environment)
+    assert done.returncode == 1 and "no such file" in one_line(done.stderr)
+    told = json.loads(run("-m", path, "-p", "é", "-n", "9", "--temp", "0", "--stop", "é", "--json",
+                          env=environment).stdout)
+    assert "é" not in told["text"]
+
+
+@POSIX
+@pytest.mark.parametrize("arguments", [["-p", "Once upon a time", "-n", "200", "--ignore-eos"],
+                                       ["--help"], ["--info"]])
+def test_a_reader_that_leaves_early_is_no_error(arguments):
+    for size in (0, 5):
+        process = subprocess.Popen([sys.executable, str(FILE), *arguments],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process.stdout.read(size)
+        process.stdout.close()
+        stderr = process.stderr.read()
+        process.stderr.close()
+        assert process.wait(60) == 0 and stderr == b"", stderr
+
+
+@POSIX
+def test_output_that_cannot_be_written():
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full")
+    with open("/dev/full", "wb") as full:
+        done = run("-p", "The river", "-n", "5", stdout=full)
+    assert done.returncode == 1 and "cannot be written: No space left" in one_line(done.stderr)
+
+
+@POSIX
+def test_a_closed_output_is_no_error():
+    done = subprocess.run(["sh", "-c", '"$0" "$1" -p "The river" -n 5 >&-', sys.executable,
+                           str(FILE)], stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == 0 and not done.stderr
+
+
+@POSIX
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_ctrl_c_keeps_what_was_written(more):
+    process = subprocess.Popen([sys.executable, "-u", str(FILE), "-p", "Once upon a time", "-n",
+                                "-1", "--ignore-eos", "--device", "python", "--temp", "0", *more],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if more:
+        time.sleep(2.5)
+        begun = b""
+    else:
+        begun = process.stdout.read(40)
+    process.send_signal(signal.SIGINT)
+    rest, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130 and not stderr, stderr
+    text = (begun + rest).decode()
+    assert text.endswith("\n")
+    if more:
+        told = json.loads(text)
+        assert told["finish_reason"] == "interrupted" and told["text"].startswith(", there was")
+    else:
+        whole = "Once upon a time, there was a little girl named Luna. He lived in a small"
+        assert len(text) > 40 and (whole.startswith(text[:-1]) or text.startswith(whole))
+
+
+@POSIX
+def test_progress_shows_on_a_terminal_only(tmp_path):
+    import pty
+    path = tiny.write(tmp_path / "tiny.gguf", n_layers=1, n_ctx=1024)
+    inner, outer = pty.openpty()
+    done = run("-m", path, "-p", "x" * 600, "-n", "2", "--device", "python", stderr=outer)
+    os.close(outer)
+    shown = os.read(inner, 1 << 16).decode()
+    os.close(inner)
+    assert done.returncode == 0
+    assert "reading the prompt: 64 of 601 tokens" in shown and shown.endswith("\r\x1b[K")
+    assert not run("-m", path, "-p", "x" * 100, "-n", "2").stderr
+
+
+# In process.
+
+def test_main_returns_the_status(small, capsys):
+    assert kshipra.main(["-m", small, "-p", "a", "-n", "2", "--temp", "0"]) == 0
+    assert capsys.readouterr().out.startswith("a")
+    assert kshipra.main(["-m", small + "x", "-p", "a"]) == 1
+    assert capsys.readouterr().err.startswith("kshipra: ")
+    with pytest.raises(SystemExit) as caught:
+        kshipra.main([])
+    assert caught.value.code == 2
+
+
+def test_memory_that_runs_out_is_one_line(small, capsys, monkeypatch):
+    def no_memory(*_):
+        raise MemoryError
+    monkeypatch.setattr(kshipra, "load", no_memory)
+    assert kshipra.main(["-m", small, "-p", "a"]) == 1
+    assert capsys.readouterr().err == \
+        "kshipra: not enough memory; use a smaller model or --ctx-size\n"
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"device": "abacus"}, "device 'abacus'"), ({"kv_type": "q9"}, "kv_type 'q9'"),
+    ({"threads": 0}, "threads is 0"), ({"ctx_size": 0}, "context of 0"),
+    ({"page_size": 9}, "page size 9")])
+def test_load_refuses_by_name(small, options, words):
+    with pytest.raises(KshipraError, match=words):
+        kshipra.load(small, **options)
+
+
+# Malformed files, through the real command line.
+
+@POSIX
+def test_malformed_files_as_a_shell_sees_them(malformed):
+    """One line and status 1, or a text; 1 s of processor and 100 MB from the process's start."""
+    def what_is_wrong(case):
+        """Return what the command line made of a case, None if that is right."""
+        info = case["file"].endswith(".safetensors")    # no model, but a file that can be listed
+        arguments = ["-m", str(malformed / case["file"])] + (
+            ["--info"] if info else ["-p", "a", "-n", "1", "--device", "python"])
+        process = subprocess.Popen([sys.executable, str(FILE), *arguments],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process.stdout.read()
+        stderr = process.stderr.read().decode("utf-8", "replace")
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = status = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -1
+        process.stdout.close(), process.stderr.close()
+        took_s = usage.ru_utime + usage.ru_stime        # not the clock: the machine may be busy
+        peak_mb = usage.ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+        expect = case.get("expect", "load")
+        fine = not stderr if status == 0 else status == 1 and stderr.startswith("kshipra: ") \
+            and stderr.count("\n") == 1
+        fine &= expect == "either" or status == (1 if expect == "refuse" else 0)
+        names = case.get("error_names_one_of")
+        if status and names:
+            fine &= any(name.lower() in stderr.lower() for name in names)
+        if not fine or took_s > 1 or peak_mb > 100:
+            return case["file"], expect, status, stderr[-300:], took_s, peak_mb
+
+    manifest = json.loads((malformed / "manifest.json").read_text())
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        wrong = list(filter(None, pool.map(what_is_wrong, manifest["cases"] + manifest["good"])))
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_good_files_give_their_first_logits(malformed, device):
+    for good in json.loads((malformed / "manifest.json").read_text())["good"]:
+        if "ids" in good:
+            model = kshipra.load(malformed / good["file"], device=device, kv_type="f32")
+            row = model.logits(good["ids"])[-1]
+            assert row.index(max(row)) == good["argmax"]
+            assert list(row[:8]) == pytest.approx(good["first_8_logits"], abs=1e-4)
