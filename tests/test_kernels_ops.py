@@ -319,8 +319,9 @@ def kv_rows(rng, n):
     """A row of n numbers that are hard to round, in f16 or in blocks."""
     kind = rng.randrange(5)
     if kind == 0:                       # halves between codes, where a block's scale is 1
-        return array("f", [127.0] + [rng.choice([0.49999997, -0.49999997, rng.randrange(-126, 127) + 0.5,
-                                                 rng.uniform(-126, 126)]) for _ in range(n - 1)])
+        return array("f", [127.0] + [
+            rng.choice([0.49999997, -0.49999997, rng.randrange(-126, 127) + 0.5,
+                        rng.uniform(-126, 126)]) for _ in range(n - 1)])
     row = floats_of(rng, n, rng.choice([1e-44, 1e-38, 1e-9, 1e-5, 1.0, 1e6, 1e37]))
     row[0] = rng.choice([1e30, -1e30, 65504.0, 65519.0, 65520.0, -0.0, 6e-8, 2.5e-8, 1e-45,
                          8321039.5, 8321040.0, -8321041.0, 3.4e38])
