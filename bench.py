@@ -77,14 +77,14 @@ SHAPES = {
     "smollm2-135m":   Shape("llama", 30, 576, 1536, 9, 3, 49152, 8192, rope_base=100000.0),
     "gemma3-270m":    Shape("gemma3", 18, 640, 2048, 4, 1, 262144, 32768, head_dim=256,
                             rope_base=1000000.0, window=512),
-    "llama":          Shape("llama", 3, 96, 256, 6, 6, 512, 1024),      # a base for --hidden-dim etc.
+    "llama":          Shape("llama", 3, 96, 256, 6, 6, 512, 1024),  # a base for --hidden-dim etc.
 }
 
 NARROWER = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}    # where n_in is no multiple of 256
 
 
 def use_more_bits(i, n):
-    """Whether layer i of n is one of those that Q4_K_M keeps in Q6_K: the ends, and every third."""
+    """Whether Q4_K_M keeps layer i of n in Q6_K: it does at the ends, and every third."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
 
@@ -138,7 +138,7 @@ PIECE_BLOCKS = 1 << 14
 
 
 def random_pieces(format, shape, seed):
-    """Yield the bytes of a random matrix that keeps a vector's length, some megabytes at a time."""
+    """Yield the bytes of a random matrix that keeps a vector's length, piece by piece."""
     rng = random.Random(seed)
     source = format if format.sub_len else FORMATS["Q8_0"]      # floats: those of Q8_0 blocks
     d, m = (x / math.sqrt(shape[-1]) for x in block_scales(source))
@@ -354,7 +354,8 @@ class Process:
 
     def __init__(self, python, opener, job, limit_s=3600):
         self.name, self.limit_s = opener.__name__, limit_s
-        parts = [resident_mb, timed, serve, *map(globals().get, PARTS.get(opener.__name__, ())), opener]
+        ours = map(globals().get, PARTS.get(opener.__name__, ()))
+        parts = [resident_mb, timed, serve, *ours, opener]
         source = "import json, os, sys, time\n"
         if opener.__name__ in PARTS:        # of ours; another engine shall not pay for it
             source += f"sys.path.insert(0, {HERE!r})\nimport kshipra\nfrom array import array\n"
@@ -553,7 +554,10 @@ F32_LIMIT = 400_000_000                 # weights; above, a file of floats takes
 
 
 def default_rungs(n_weights):
-    """Return (names of the rungs that suit this machine and model, from the lowest up; a line or None)."""
+    """Return (names of the rungs for this machine and model, from the lowest up; line or None).
+
+    The line says what was left out, and why.
+    """
     if kshipra.native_refusal():
         return ["naive", "tiled", "packed", "python"], None
     names = ["naive", "tiled", "simd", "cache", "fused", "threads"]
@@ -671,7 +675,8 @@ def batch_tokens_per_s(model, prompt, n, n_sequences):
 
 def estimated_run(cost, n_prompt, n, strategy):
     """Return what `timed` would when steps and rows take `cost`, of estimate_s."""
-    rows = [n_prompt + i for i in range(n)] if strategy == "baseline" else [n_prompt] + [1] * (n - 1)
+    rows = [n_prompt + i for i in range(n)] if strategy == "baseline" \
+        else [n_prompt] + [1] * (n - 1)
     steps = [-(-r // kshipra.Reference.prefill_rows) for r in rows]
     return {"tokens": [], "token_s": [cost[0] * s + cost[1] * r for s, r in zip(steps, rows)]}
 
@@ -1511,7 +1516,8 @@ def picture(results):
                         bold=True)
             canvas.text(right - 12, middle + 6, bar.remark, 13, PAPER, "right")
         else:
-            canvas.fill(right + 12, middle - 8, label_width + remark_width, 16, PAPER)  # over rules
+            # The paper behind the words hides the rules.
+            canvas.fill(right + 12, middle - 8, label_width + remark_width, 16, PAPER)
             canvas.text(right + 12, middle + 7, label, 15, INK, bold=True)
             canvas.text(right + 12 + label_width, middle + 6, bar.remark, 13, SOFT)
     canvas.fill(CHART_LEFT, CHART_TOP - 12, 2, CHART_BOTTOM - CHART_TOP + 12, INK)
@@ -1563,7 +1569,7 @@ def build_parser():
         help="only this peer, may be given several times: " + ", ".join(PEERS))
     add("--no-peers", action="store_true", help="leave the other engines out")
     add("--peer-python", action="append", metavar="PATH", default=[],
-        help="interpreter that has peers installed, may be given several times (default: this one)")
+        help="interpreter that has peers, may be given several times (default: this one)")
     add("--prefill", type=int, default=512, metavar="N",
         help="tokens that peers and we read (default: 512)")
     add("--decode", type=int, default=128, metavar="N",
@@ -1611,7 +1617,9 @@ def prompt_ids(path, args):
 
 def chosen_rungs(args, results):
     """Return the Rungs to measure, refusing those that cannot run here."""
-    names, left_out = (args.rung, None) if args.rung else default_rungs(results["model"]["weights"])
+    names, left_out = args.rung, None
+    if not names:
+        names, left_out = default_rungs(results["model"]["weights"])
     results["skipped"] += [left_out] * bool(left_out)
     rungs, refusal = [RUNGS[name] for name in names], kshipra.native_refusal()
     for i, rung in enumerate(rungs):

@@ -3160,7 +3160,7 @@ _OP_ROWS = [
     ("store_i32",   "=iid",  None, _store_int(4)),
     ("store_i16",   "=iid",  None, _store_int(2)),
     ("store_i8",    "=iid",  None, _store_int(1)),
-    # threads: atomic, and seen by other threads in the order written
+    # threads: atomic at multiples of 8 bytes, and seen by other threads in the order written
     ("load_acquire",  "I=id",  None, _load_int(8, True)),
     ("store_release", "=iid",  None, _store_int(8)),
     ("fetch_add",     "I=iid", None, _fetch_add),           # returns what was there before
@@ -5992,12 +5992,12 @@ def emit_spread(k, word, p):
 OWN_BIT = [16, 32, 64, 128] * 8
 
 
-def emit_held_constants(k, format):
+def emit_held_constants(k, format, n_rows=1):
     """Keep in registers what every stretch of codes needs, as far as there are registers."""
-    for at, n, shift, width in format.codes.low[:1]:
-        if width < 8:
-            k.hold_i8x32((1 << width) - 1)
-    if format.codes.spread:
+    width = format.codes.low[0][3]
+    if width < 8 and (n_rows == 1 or format.block_len == 32):
+        k.hold_i8x32((1 << width) - 1)
+    if format.codes.spread and n_rows == 1:
         k.hold_i8x32(OWN_BIT)
         k.hold_i8x32(16)
     if format.block_len == 32:
@@ -6114,31 +6114,40 @@ def emit_stretch(k, format, low_block, low, high_block, high, out):
     out.finish()
 
 
-# One token: take a block apart and multiply at once.
+# Few rows: take a block apart and multiply at once.
+
+# The scratch of emit_matvec: dot products of a stretch, y if it has more rows than one, scales.
+DOTS_AT, Y_AT, SCALES_AT, MATVEC_SCRATCH = 0, 1024, 1280, 4096
+
 
 class Products:
     """Where emit_matvec sends codes and scales: into dot products, then into y.
 
-    x: register, the record of the first block   y: f32x8, one output a lane
+    x: register, the records of the first block   y: f32x8 for each row of activations
     ahead: Ahead, which fetches memory meanwhile
-    dots: by run of 16 codes, so that no sum has to wait for a long row of others.
-    Scales of more than one sub-block wait in the scratch, and so do the dot products of more
-    than two: the codes do not come in the order in which the sums must be made.
+    Not everything fits the registers: in the scratch wait the scales if a block has many, the
+    dot products if a stretch has many (its codes do not come in the order in which the sums
+    must be made), and y if there are several rows.
     """
 
-    def __init__(self, k, format, x, y, ahead):
-        self.k, self.format, self.x, self.y, self.ahead = k, format, x, y, ahead
+    def __init__(self, k, format, x, n_rows, ahead):
+        self.k, self.format, self.x, self.n_rows, self.ahead = k, format, x, n_rows, ahead
         self.bias, self.length = format.codes.bias, stretch_of(format)
         self.scales, self.dots = {}, {}
         self.many = format.scales is not None
         self.park = self.length > 64
+        self.run_len = 16 if n_rows == 1 else format.sub_len    # short runs wait less for sums
         self.place = k.copy(k.scratch) if self.many else None
+        self.y = [k.zero_f32x8()]
+        if n_rows > 1:
+            for r in range(n_rows):
+                k.store_f32x8(k.scratch, self.y[0], Y_AT + 32 * r)
 
     def keep(self, s, scale, low):
         if self.many:
-            self.k.store_f32x8(self.k.scratch, scale, PARKED + 64 * s)
+            self.k.store_f32x8(self.k.scratch, scale, SCALES_AT + 64 * s)
             if low:
-                self.k.store_f32x8(self.k.scratch, low, PARKED + 64 * s + 32)
+                self.k.store_f32x8(self.k.scratch, low, SCALES_AT + 64 * s + 32)
         else:
             self.scales[s] = scale, low
 
@@ -6147,41 +6156,59 @@ class Products:
         if self.many:
             self.k.mov(self.place, self.k.scratch)
 
-    def codes(self, i, v):
-        k, run = self.k, i // 16
-        self.ahead.fetch(i)
-        if i % 16 == 0:
-            begins = i % self.format.sub_len == 0
-            self.dots[run] = emit_first_sum(k, self.format, self.bias if begins else 0, self.x, i)
-        emit_dot(k, self.format, self.bias, self.dots[run], v, self.x,
-                 i // 32 * ACT_RECORD + i % 32)
-        if self.park and i % 16 == 12:
-            k.store_i32x8(k.scratch, self.dots[run], 32 * run)
+    def record(self, i, r):
+        """Return where the record is, from x, of place i of the stretch and row r."""
+        return (i // 32 * self.n_rows + r) * ACT_RECORD
 
-    def dot(self, s):
-        """Return the dot product of sub-block s of the stretch."""
+    def codes(self, i, v):
+        k, run = self.k, i // self.run_len
+        self.ahead.fetch(i)
+        if run not in self.dots:
+            bias = self.bias if i % self.format.sub_len == 0 else 0
+            self.dots[run] = [emit_first_sum(k, self.format, bias, i, self.x, self.record(i, r))
+                              for r in range(self.n_rows)]
+        for r, dot in enumerate(self.dots[run]):
+            emit_dot(k, self.format, self.bias, dot, v, self.x, self.record(i, r) + i % 32)
+            if self.park and i % 16 == 12:
+                k.store_i32x8(k.scratch, dot, DOTS_AT + 32 * (run * self.n_rows + r))
+
+    def dot(self, s, r):
+        """Return the dot product of sub-block s of the stretch with row r."""
         if self.park:
-            return self.k.load_i32x8(self.k.scratch, 32 * s)
-        return self.dots[2 * s] + self.dots[2 * s + 1]
+            return self.k.load_i32x8(self.k.scratch, DOTS_AT + 32 * (s * self.n_rows + r))
+        if self.run_len < self.format.sub_len:
+            return self.dots[2 * s][r] + self.dots[2 * s + 1][r]
+        return self.dots[s][r]
+
+    def scale(self, s):
+        """Return (scale, low) of sub-block s of the stretch."""
+        if not self.many:
+            return self.scales[s]
+        at = SCALES_AT + 64 * s
+        return self.k.load_f32x8(self.place, at), (
+            self.k.load_f32x8(self.place, at + 32) if self.format.mins else None)
 
     def finish(self):
         """Emit the float steps of one stretch, in order."""
-        k, sub = self.k, self.format.sub_len
-        for s in range(self.length // sub):
-            if self.many:
-                scale = k.load_f32x8(self.place, PARKED + 64 * s)
-                low = k.load_f32x8(self.place, PARKED + 64 * s + 32) if self.format.mins else None
-            else:
-                scale, low = self.scales[s]
-            emit_add_dot(k, self.y, self.dot(s), scale, low, self.x, s * sub, sub)
+        k, sub, n_rows = self.k, self.format.sub_len, self.n_rows
+        for r in range(n_rows):
+            y = self.y[0] if n_rows == 1 else k.load_f32x8(k.scratch, Y_AT + 32 * r)
+            for s in range(self.length // sub):
+                emit_add_dot(k, y, self.dot(s, r), *self.scale(s), s * sub, sub, self.x,
+                             self.record(s * sub, r))
+            if n_rows > 1:
+                k.store_f32x8(k.scratch, y, Y_AT + 32 * r)
         self.dots = {}
         self.ahead.finish()
-        k.add(self.x, self.length // 32 * ACT_RECORD, to=self.x)
+        k.add(self.x, self.record(self.length, 0), to=self.x)
         if self.many:
             k.add(self.place, 64 * (self.length // sub), to=self.place)
 
-
-PARKED = 256                            # scratch: 8 dot products, then the scales
+    def sums(self):
+        """Return y, at the end."""
+        if self.n_rows == 1:
+            return self.y
+        return [self.k.load_f32x8(self.k.scratch, Y_AT + 32 * r) for r in range(self.n_rows)]
 
 
 class Ahead:
@@ -6235,16 +6262,15 @@ def is_int8(format):
     return format.codes.low[0][3] == 8
 
 
-def emit_first_sum(k, format, bias, x, i, disp=0):
+def emit_first_sum(k, format, bias, i, x, record):
     """Return what the dot product of the sub-block at place i starts from: - bias * sum of x.
 
-    bias: a power of two, or 0   The record, at x + disp for place 0, holds the sum of the
-    codes, negative, so what is returned is this sum shifted.
+    bias: a power of two, or 0   record: of the activations, its distance from register x; it
+    holds the sum of the codes, negative, so what is returned is this sum shifted.
     """
     if not bias:
         return k.zero_i32x8()
     minus = ACT_MINUS[format.sub_len][i % 32 // format.sub_len]
-    record = disp + i // 32 * ACT_RECORD
     return k.broadcast_i32x8(x, record + minus) << (bias.bit_length() - 1)
 
 
@@ -6256,15 +6282,14 @@ def emit_dot(k, format, bias, dot, v, x, disp):
         k.dot4_us_m(dot, v, x, disp)
 
 
-def emit_add_dot(k, y, dot, scale, low, x, at, sub, disp=0):
+def emit_add_dot(k, y, dot, scale, low, i, sub, x, record):
     """Emit y += dot * (scale * x's scale), then y += low * (x's scale * the codes' sum).
 
-    at: place of the sub-block, whose record is at x + disp + at // 32 * ACT_RECORD
+    i: place of the sub-block, of `sub` weights   record: of the activations, from register x
     """
-    record = disp + at // 32 * ACT_RECORD
     y += k.i32_to_f32(dot) * (scale * k.broadcast_f32x8(x, record + ACT_SCALE))
     if low:
-        y += low * k.broadcast_f32x8(x, record + ACT_SCALED[sub][at % 32 // sub])
+        y += low * k.broadcast_f32x8(x, record + ACT_SCALED[sub][i % 32 // sub])
 
 
 def emit_reload(k, name):
@@ -6272,43 +6297,57 @@ def emit_reload(k, name):
     return k.load_i64(k.args_pointer, 8 * list(k.fields).index(name))
 
 
-def emit_matvec(k, format, n_in, lanes=8):
-    """Emit matmul_naive for one row of activations and rows chunk * chunk_rows ... of w.
+def emit_matvec(k, format, n_in, lanes=8, n_rows=1):
+    """Emit matmul_naive for n_rows rows of activations and rows chunk * chunk_rows ... of w.
 
-    w: packed rows of n_in weights   x: records of one row   y: f32 (n_out,)
+    w: packed rows of n_in weights   x: records (n_rows, n_in / 32)   y: f32, rows y_stride
+    bytes apart   scratch: MATVEC_SCRATCH
+    n_rows: 1 .. matvec_rows(format), known when the kernel is built; the field is not read.
     lanes: 8, or n_out if that is less; then the surplus lanes repeat the last row.
     Rows are taken in groups of eight; the last group ends at the last row, so that some rows
-    may be computed twice.  The next group is fetched ahead while this one is computed.
-    n_rows and y_stride are there to have emit_matmul's arguments.
+    may be computed twice.
     """
     n_out, chunk_rows = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")[3:5]
     row_bytes = format.n_bytes(n_in)
     steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
     row = k.chunk * chunk_rows
     end = k.min(row + chunk_rows, n_out)
-    emit_held_constants(k, format)
+    emit_held_constants(k, format, n_rows)
     with k.while_(row, "<", end):
         first = k.min(row, emit_reload(k, "n_out") - lanes)
-        base = emit_reload(k, "w") + first * row_bytes
-        ahead = Ahead(k, format, steps, row_bytes, base)
-        out = Products(k, format, emit_reload(k, "x"), k.zero_f32x8(), ahead)
-        block = EightRuns(k, base, steps)
+        block = EightRuns(k, emit_reload(k, "w") + first * row_bytes, steps)
+        ahead = Ahead(k, format, steps, row_bytes, block.base)
+        out = Products(k, format, emit_reload(k, "x"), n_rows, ahead)
         with k.loop(n_in // format.block_len) as blocks_left:
             ahead.start(blocks_left)
             out.start()
             emit_scales(k, format, block, out.keep)
             emit_codes(k, format, block, out)
-            base += format.block_bytes
-        first = k.min(row, emit_reload(k, "n_out") - lanes)
-        emit_store_lanes(k, emit_reload(k, "y") + (first << 2), out.y, lanes)
+            k.add(block.base, format.block_bytes, to=block.base)
+        emit_store_tile(k, out.sums(), row, lanes, emit_reload(k, "y"))
         row += 8
 
 
-def emit_store_lanes(k, y, v, lanes):
-    if lanes == 8:
-        k.store_f32x8(y, v)
-    else:
-        k.store_f32_n(y, v, k.imm(lanes))
+def matvec_rows(format):
+    """Return how many rows of activations emit_matvec can take at once.
+
+    Of 16 vector registers, four hold codes, four more their upper bits if those stand apart,
+    and three are in passing.  The others can be sums: those that are open at a time, a row.
+    """
+    sums = 1 if format.block_len == 32 else len({shift for _, _, shift, _ in format.codes.low})
+    return min(4, (5 if format.codes.high else 9) // sums)
+
+
+def emit_store_tile(k, tile, row, lanes, y):
+    """Emit y[r][row ...] = tile[r], for the group of weight rows at `row`, see emit_matvec."""
+    at = y + (k.min(row, emit_reload(k, "n_out") - lanes) << 2)
+    y_stride = emit_reload(k, "y_stride")
+    for v in tile:
+        if lanes == 8:
+            k.store_f32x8(at, v)
+        else:
+            k.store_f32_n(at, v, k.imm(lanes))
+        at += y_stride
 
 
 # Many rows: take eight weight rows apart into a panel, then multiply it with all rows.
@@ -6337,11 +6376,12 @@ def matmul_scratch_bytes(format, n_in, chunk_rows):
 class Panel:
     """Where codes and scales are sent to be kept: the record at register `at` and those after it.
 
-    bias: what the kept codes are more than the true ones, see emit_matmul.
+    bias: what the kept codes are more than the true ones, see emit_matmul
+    ahead: Ahead, or None
     """
 
-    def __init__(self, k, format, at, bias):
-        self.k, self.format, self.at, self.bias = k, format, at, bias
+    def __init__(self, k, format, at, bias, ahead):
+        self.k, self.format, self.at, self.bias, self.ahead = k, format, at, bias, ahead
         self.record_bytes = panel_record_bytes(format)
 
     def keep(self, s, scale, low):
@@ -6353,18 +6393,24 @@ class Panel:
             self.k.store_f32x8(self.at, low, disp + 32)
 
     def codes(self, i, v):
+        if self.ahead:
+            self.ahead.fetch(i)
         if self.bias == 128:
             v = self.k.xor(v, self.k.const_i8x32(-128).i32)
         self.k.store_i32x8(self.at, v, i // 32 * self.record_bytes + i % 32 * 8)
 
     def finish(self):
+        if self.ahead:
+            self.ahead.finish()
         self.k.add(self.at, stretch_of(self.format) // 32 * self.record_bytes, to=self.at)
 
 
-def emit_panel(k, format, block, n_blocks, at, bias):
+def emit_panel(k, format, block, n_blocks, at, bias, ahead=None):
     """Emit the unpacking of n_blocks blocks of eight runs into the panel at register `at`."""
-    out = Panel(k, format, at, bias)
-    with k.loop(n_blocks):
+    out = Panel(k, format, at, bias, ahead)
+    with k.loop(n_blocks) as blocks_left:
+        if ahead:
+            ahead.start(blocks_left)
         emit_scales(k, format, block, out.keep)
         emit_codes(k, format, block, out)
         k.add(block.base, format.block_bytes, to=block.base)
@@ -6379,7 +6425,7 @@ def emit_tile(k, format, bias, n_in, panel, x, x_step, n_columns):
     y = [k.zero_f32x8() for _ in range(n_columns)]
     with k.loop(n_in // 32):
         for s in range(32 // sub):
-            dots = [emit_first_sum(k, format, bias, x, s * sub, ACT_RECORD * c)
+            dots = [emit_first_sum(k, format, bias, s * sub, x, ACT_RECORD * c)
                     for c in range(n_columns)]
             for i in range(s * sub, (s + 1) * sub, 4):
                 v = k.load_i32x8(panel, 8 * i)
@@ -6389,7 +6435,7 @@ def emit_tile(k, format, bias, n_in, panel, x, x_step, n_columns):
             scale = k.load_f32x8(panel, at)
             for c, dot in enumerate(dots):
                 low = k.load_f32x8(panel, at + 32) if format.m_off is not None else None
-                emit_add_dot(k, y[c], dot, scale, low, x, s * sub, sub, ACT_RECORD * c)
+                emit_add_dot(k, y[c], dot, scale, low, s * sub, sub, x, ACT_RECORD * c)
         panel += record_bytes
         x += x_step
     return y
@@ -6418,7 +6464,8 @@ def emit_matmul(k, format, n_in, lanes=8, full_u8=False):
     with k.while_(row, "<", end):
         first = k.min(row, emit_reload(k, "n_out") - lanes)
         block = EightRuns(k, emit_reload(k, "w") + first * row_bytes, steps)
-        emit_panel(k, format, block, n_in // format.block_len, panel, bias)
+        ahead = Ahead(k, format, steps, row_bytes, block.base)
+        emit_panel(k, format, block, n_in // format.block_len, panel, bias, ahead)
         row += 8
     x, y, rows_left = [emit_reload(k, name) for name in ("x", "y", "n_rows")]
     group_step = k.rem(rows_left, k.imm(ACT_GROUP)) << 6
@@ -6433,11 +6480,7 @@ def emit_matmul(k, format, n_in, lanes=8, full_u8=False):
             k.mov(row, k.chunk * emit_reload(k, "chunk_rows"))
             with k.while_(row, "<", end):
                 tile = emit_tile(k, format, bias, n_in, panel, k.copy(x), x_step, n_columns)
-                out = y + (k.min(row, emit_reload(k, "n_out") - lanes) << 2)
-                y_stride = emit_reload(k, "y_stride")
-                for v in tile:
-                    emit_store_lanes(k, out, v, lanes)
-                    out += y_stride
+                emit_store_tile(k, tile, row, lanes, y)
                 row += 8
             x += next_tile
             y += emit_reload(k, "y_stride") * n_columns
@@ -7778,7 +7821,7 @@ class NativeFault(Exception):
     """Machine code cannot run here, or does not do what it should; the message says why."""
 
 
-CHUNK_BYTES = 64 << 10                  # of weights: much against taking a chunk, little against a core's share
+CHUNK_BYTES = 1 << 20                   # of weights, at most: each chunk begins with a wait for memory
 PANEL_ROWS = 32                         # weight rows of a chunk where many activations meet them
 SLICE = 4096                            # elements of a chunk of an element-wise operation
 ATTENTION_ROWS = 16                     # neighbouring rows that share the loading of keys
@@ -7934,7 +7977,7 @@ class Native:
     def chunk_rows(self, w, n_rows):
         """Return how many rows of a weight make a chunk: a multiple of 8, some chunks a thread."""
         n_out = w.shape[0]
-        share = n_out if self.n_threads == 1 else n_out // (4 * self.n_threads)
+        share = n_out if self.n_threads == 1 else n_out // (2 * self.n_threads)
         limit = PANEL_ROWS if n_rows > 1 else CHUNK_BYTES // w.row_bytes
         return max(8, min(share, limit) + 7 & ~7)
 

@@ -2,7 +2,8 @@
 
 Needs an arm64 Python (an emulated one will do) and nothing else, not even pytest:
 
-    python3 tests/arm64_check.py              every operation, control flow, calls, threads
+    python3 tests/arm64_check.py              every operation, control flow, calls, threads; then
+                                              the model in the file, native against plain Python
     python3 tests/arm64_check.py --kernels    and the tests of the kernels; these need pytest and
                                               hypothesis, plain Python that PYTHONPATH may point to
 
@@ -452,6 +453,24 @@ def check_threads(isa, n_threads=3, n=300):
     return 0
 
 
+def check_model(isas):
+    """The model in the file gives the same bits natively, on any number of threads."""
+    def logits(device, threads):
+        model = ks.load(device=device, threads=threads)
+        ids = model.tokenizer.encode("Once upon a time there was")
+        return [row.tobytes() for row in model.logits(ids)], list(
+            model.generate_ids(ids, max_tokens=6, temperature=0))
+
+    expected, n_bad = logits("python", None), 0
+    for isa, threads in itertools.product(isas, (1, 3)):
+        os.environ["KSHIPRA_ISA"] = isa
+        if logits("native", threads) != expected:
+            n_bad += 1
+            print(f"{isa} model, {threads} threads: not the logits of plain Python")
+    del os.environ["KSHIPRA_ISA"]
+    return n_bad
+
+
 def check_kernels():
     """Run the native half of the kernels' own tests; return 1 if they fail."""
     import pytest
@@ -478,7 +497,8 @@ def main():
                 bad, runs = check_op(op, isa, random.Random(f"{options.seed} {op.name}"))
                 n_bad, n_runs = n_bad + bad, n_runs + runs
         print(f"{isa}: {time.time() - start:.1f} s", flush=True)
-    print(f"{n_runs} runs, {n_bad} differences", flush=True)
+    n_bad += check_model(isas)
+    print(f"{n_runs} runs of operations; {n_bad} differences in all", flush=True)
     if options.kernels:
         n_bad += check_kernels()
     return 1 if n_bad or not isas else 0
