@@ -7618,26 +7618,33 @@ def emit_run(k, clock=None):
     where its next argument points: it is called after each line, for the place behind the
     line's counter, and the last thread to get there has the say
     """
-    table, n_lines, counters, arrived, n_threads, give_way = k.args(
-        "table", "n_lines", "counters", "arrived", "n_threads", "give_way")
+    table, n_lines, counters = k.args("table", "n_lines", "counters")
     due = k.imm(0)                      # what `arrived` must reach at the next barrier
-    one = k.imm(1)
+
+    def field(i):                       # loaded where needed: registers are few
+        return k.load_i64(k.args_pointer, 8 * i)
+
     with k.loop(n_lines):
-        kernel, args, n_chunks = (k.load_i64(table, off) for off in (0, 8, 16))
-        chunk = k.fetch_add(counters, one)
-        with k.while_(chunk, "<", n_chunks):
-            k.call(kernel, args, chunk, k.scratch)
-            k.fetch_add(counters, one, to=chunk)
-        barrier = k.load_i64(table, 24)
-        with k.if_(barrier, "!=", 0):
-            due += n_threads
-            k.fetch_add(arrived, one)
-            here, spins = k.load_acquire(arrived), k.imm(0)
+        n_chunks = k.load_i64(table, 16)
+        left = n_chunks - k.load_acquire(counters)
+        with k.while_(left, ">", 0):
+            share = k.max(k.div(left, field(4)), 1)
+            chunk = k.fetch_add(counters, share)
+            end = k.min(chunk + share, n_chunks)
+            with k.while_(chunk, "<", end):
+                k.call(k.load_i64(table, 0), k.load_i64(table, 8), chunk, k.scratch)
+                chunk += 1
+            k.mov(left, n_chunks - k.load_acquire(counters))
+        with k.if_(k.load_i64(table, 24), "!=", 0):
+            arrived, spins = field(3), k.imm(0)
+            due += field(4)
+            k.fetch_add(arrived, k.imm(1))
+            here = k.load_acquire(arrived)
             with k.while_(here, "<", due):
                 k.pause()
                 spins += 1
                 with k.if_(spins, ">", SPINS):
-                    k.call(give_way, args, chunk, k.scratch)
+                    k.call(field(5), table, due, k.scratch)
                 k.load_acquire(arrived, to=here)
         if clock:
             function, first = clock
@@ -7645,6 +7652,17 @@ def emit_run(k, clock=None):
             k.call(k.imm(function), stamp if first is None else k.imm(first), stamp, k.scratch)
         table += LINE_BYTES
         counters += COUNTER_BYTES
+
+
+def emit_sequence(k):
+    """Call n kernels one after another for the same chunk.
+
+    calls: address of each kernel, then of its arguments; i64 (n, 2)
+    """
+    calls, n = k.args("calls", "n")
+    with k.loop(n):
+        k.call(k.load_i64(calls, 0), k.load_i64(calls, 8), k.chunk, k.scratch)
+        calls += 16
 
 
 class Memory:
@@ -7735,7 +7753,8 @@ class Program:
     def __init__(self, arena):
         self.arena, self.lines, self.keep, self.calls = arena, [], [], []
         self.holes, self.end, self.peak_bytes = [], 0, 0
-        self.reads, self.writes = [], []            # (address, end) touched since the last barrier
+        self.since = self.last = [], []     # (address, end) read, written: since the last barrier
+        self.by_row = False                 # but for the last line, and by it and those it joined
 
     def place(self, n_bytes):
         """Return the address of n_bytes of the arena, on a 64-byte border."""
@@ -7760,24 +7779,55 @@ class Program:
                 merged.append((off, size))
         self.holes = merged
 
-    def line(self, kernel, n_chunks, reads, writes, args):
+    def line(self, kernel, n_chunks, reads, writes, args, by_row):
         """Append a call.  reads, writes: (address, end) of the memory it touches.
 
         A call that reads what an earlier one writes, or writes what an earlier one touches,
-        must wait for it: then the line before gets a barrier.
+        must wait for it: then the line before gets a barrier.  Unless both go row by row
+        (by_row: chunk r reads and writes nothing but row r): then it joins the line before, and
+        who computes a chunk of the one goes on with the same chunk of the other.  A place that
+        serves a second time may hold other rows than before, so that is let in for one row only.
         """
-        if _overlap(reads, self.writes) or _overlap(writes, self.reads + self.writes):
-            self.lines[-1][3] = 1
-            self.reads, self.writes = [], []
-        self.reads += reads
-        self.writes += writes
-        self.keep.append(args)
-        self.lines.append([kernel, args.buffer_info()[0], n_chunks, 0])
+        def meets(since):
+            return _overlap(reads, since[1]) or _overlap(writes, since[0] + since[1])
 
-    def finish(self, n_threads, give_way):
-        """Turn the lines into the table that emit_run walks."""
-        n = len(self.lines)
-        self.table = array("q", itertools.chain.from_iterable(self.lines))
+        joins = bool(self.lines) and by_row and self.by_row and n_chunks == self.lines[-1][2] \
+            and _overlap(reads, self.last[1]) and not meets(self.since) \
+            and (n_chunks == 1 or not _overlap(writes, self.last[0] + self.last[1]))
+        if joins:
+            last = self.last
+        elif meets(self.last) or meets(self.since):
+            self.lines[-1][3] = 1
+            self.since, last = ([], []), ([], [])
+        else:
+            self.since = self.since[0] + self.last[0], self.since[1] + self.last[1]
+            last = [], []
+        self.last, self.by_row = (last[0] + reads, last[1] + writes), by_row
+        self.keep.append(args)
+        self.lines.append([kernel, args.buffer_info()[0], n_chunks, 0, joins])
+
+    def finish(self, n_threads, give_way, sequence=None):
+        """Turn the lines into the table that emit_run walks.
+
+        sequence: address of emit_sequence, for lines that join; None: they get barriers instead
+        """
+        table, at = [], 0
+        while at < len(self.lines):
+            end = at + 1
+            while end < len(self.lines) and self.lines[end][4]:
+                end += 1
+            if sequence and end - at > 1:
+                calls = array("q", [x for line in self.lines[at:end] for x in line[:2]])
+                args = array("q", (calls.buffer_info()[0], end - at))
+                self.keep += calls, args
+                table += sequence, args.buffer_info()[0], self.lines[at][2], self.lines[end - 1][3]
+            else:
+                for line in self.lines[at:end - 1]:
+                    table += *line[:3], 1
+                table += self.lines[end - 1][:4]
+            at = end
+        n = len(table) // 4
+        self.table = array("q", table)
         self.counters = Memory((n + 1) * COUNTER_BYTES)
         self.counter_bytes = (n + 1) * COUNTER_BYTES
         self.args = array("q", (self.table.buffer_info()[0], n, self.counters.address,
@@ -7827,12 +7877,13 @@ class NativeFault(Exception):
     """Machine code cannot run here, or does not do what it should; the message says why."""
 
 
-CHUNK_BYTES = 1 << 20                   # of weights, at most: each chunk begins with a wait for memory
+SHARES = 8                              # chunks a thread in which the rows of a weight are dealt out
 PANEL_ROWS = 32                         # weight rows of a chunk where many activations meet them
-SLICE = 4096                            # elements of a chunk of an element-wise operation
+SLICE = 8192                            # elements of a chunk of an element-wise operation
 ATTENTION_ROWS = 16                     # neighbouring rows that share the loading of keys
 SCRATCH_BYTES = 8 << 20                 # of each thread; committed as it is written
 KEPT_PROGRAMS = 8
+FULL_U8 = ("vnni", "avxvnni")
 
 
 def f32_bits(x):
@@ -7851,7 +7902,7 @@ def address_of(buf):
 
 def _check_key(emit, parameters):
     """Return what makes two kernels alike enough to be tried once: width and lanes do not count."""
-    return (emit,) + tuple(p for p in parameters if isinstance(p, (str, Format)))
+    return (emit, *[p for p in parameters if isinstance(p, (str, Format))], *parameters[3:])
 
 
 def _trial_tensor(fmt, n_out, n_in, rng):
@@ -7877,7 +7928,7 @@ def _trial(emit, parameters):
     x, y, (w, b), fixed = rows(3, 37), rows(3, 37), rows(2, 37), parameters
     if emit in (emit_matvec, emit_matmul, emit_matmul_float):
         matrix = _trial_tensor(fixed[0], (fixed[2:] or (8,))[0], fixed[1], rng)
-        x = rows(1 if emit is emit_matvec else 3, fixed[1])
+        x = rows(fixed[3] if emit is emit_matvec else 9, fixed[1])
         return (lambda ops, x: ops.matmul(matrix, x)), [x]
     if emit is emit_embed:
         matrix = _trial_tensor(fixed[0], 5, fixed[1], rng)
@@ -7955,13 +8006,13 @@ class Native:
 
     # Recording
 
-    def line(self, n_chunks, reads, writes, emit, *parameters, **fields):
+    def line(self, n_chunks, reads, writes, emit, *parameters, by_row=False, **fields):
         """Append a call of a kernel to the program being recorded."""
         if n_chunks:
             self.unchecked.setdefault(_check_key(emit, parameters), (emit, parameters))
             address, k = self.kernel(emit, *parameters)
             self.program.line(address, n_chunks, [b.span for b in reads],
-                              [b.span for b in writes], k.args_array(**fields))
+                              [b.span for b in writes], k.args_array(**fields), by_row)
             self.program.calls.append((emit, parameters, fields, n_chunks))
 
     def buffer(self, n_rows, n):
@@ -7983,9 +8034,9 @@ class Native:
     def chunk_rows(self, w, n_rows):
         """Return how many rows of a weight make a chunk: a multiple of 8, some chunks a thread."""
         n_out = w.shape[0]
-        share = n_out if self.n_threads == 1 else n_out // (2 * self.n_threads)
-        limit = PANEL_ROWS if n_rows > 1 else CHUNK_BYTES // w.row_bytes
-        return max(8, min(share, limit) + 7 & ~7)
+        if w.format.sub_len and n_rows > matvec_rows(w.format):
+            return PANEL_ROWS if n_rows > 16 else PANEL_ROWS // 2
+        return max(8, n_out // (SHARES * self.n_threads) + 7 & ~7)
 
     def elementwise(self, emit, x, *more, c=None):
         """Record an operation on elements, cut in slices; more: further inputs."""
@@ -8003,7 +8054,7 @@ class Native:
                 fields.update(y=self.vector(y), y_row_bytes=0)
         if c is not None:
             fields["c_bits"] = f32_bits(c)
-        self.line(x.n_rows * slices, reads, [out], emit, **fields)
+        self.line(x.n_rows * slices, reads, [out], emit, by_row=slices == 1, **fields)
         return out
 
     # The operation surface
@@ -8031,11 +8082,13 @@ class Native:
         if x.quantized is None:         # once for all matrices that this activation meets
             n_blocks = n_in // ACT_BLOCK
             x.quantized = Buffer(self.program, x.n_rows, n_in, ACT_RECORD * n_blocks * x.n_rows)
-            self.line(x.n_rows, [x], [x.quantized], emit_quantize, x=x.address,
+            self.line(x.n_rows, [x], [x.quantized], emit_quantize, by_row=True, x=x.address,
                       xq=x.quantized.address, n_blocks=n_blocks, n_rows=x.n_rows)
-        emit = emit_matvec if x.n_rows == 1 else emit_matmul
-        self.line(n_chunks, [x.quantized], [out], emit, w.format, n_in, min(8, n_out),
-                  x=x.quantized.address, **fields)
+        if x.n_rows <= matvec_rows(w.format):
+            kernel = emit_matvec, w.format, n_in, min(8, n_out), x.n_rows
+        else:                           # VNNI multiplies bytes without a sign up to 255
+            kernel = emit_matmul, w.format, n_in, min(8, n_out), self.isa in FULL_U8
+        self.line(n_chunks, [x.quantized], [out], *kernel, x=x.quantized.address, **fields)
         return out
 
     def add(self, x, y):
@@ -8063,14 +8116,14 @@ class Native:
 
     def rms_norm(self, x, w, eps):
         out = self.buffer(x.n_rows, x.n)
-        self.line(x.n_rows, [x], [out], emit_rms_norm, x=x.address, x_row_bytes=x.row_bytes,
+        self.line(x.n_rows, [x], [out], emit_rms_norm, by_row=True, x=x.address, x_row_bytes=x.row_bytes,
                   out=out.address, out_row_bytes=out.row_bytes, w=self.vector(w), n=len(w),
                   runs=x.n // len(w), eps_bits=f32_bits(eps))
         return out
 
     def layer_norm(self, x, w, b, eps):
         out = self.buffer(x.n_rows, x.n)
-        self.line(x.n_rows, [x], [out], emit_layer_norm, x=x.address, x_row_bytes=x.row_bytes,
+        self.line(x.n_rows, [x], [out], emit_layer_norm, by_row=True, x=x.address, x_row_bytes=x.row_bytes,
                   out=out.address, out_row_bytes=out.row_bytes, w=self.vector(w),
                   b=0 if b is None else self.vector(b), n=x.n, eps_bits=f32_bits(eps))
         return out
@@ -8085,7 +8138,7 @@ class Native:
         out = self.buffer(x.n_rows, x.n)
         cos, sin = self.table_memory(table)
         self.examples[emit_rope, table.pairing] = table
-        self.line(x.n_rows, [x], [out], emit_rope, table.pairing, x=x.address,
+        self.line(x.n_rows, [x], [out], emit_rope, table.pairing, by_row=True, x=x.address,
                   x_row_bytes=x.row_bytes, out=out.address, out_row_bytes=out.row_bytes,
                   positions=positions.address, cos=cos.address, sin=sin.address,
                   n_heads=x.n // head_dim, head_dim=head_dim, n_rot=table.n_rot)
@@ -8101,7 +8154,7 @@ class Native:
                       layer_off=pool.layer_offs[layer], page_size=pool.page_size,
                       n_kv_heads=spec.n_kv_heads)
         self.line(q.n_rows, [k, v], [pages], emit_kv_store, pool.kv_type,
-                  spec.head_dim, k=k.address, k_row_bytes=k.row_bytes, v=v.address,
+                  spec.head_dim, by_row=True, k=k.address, k_row_bytes=k.row_bytes, v=v.address,
                   v_row_bytes=v.row_bytes, **common)
         group = spec.n_heads // spec.n_kv_heads
         heads = max(h for h in (1, 2, 3, 4) if group % h == 0)
@@ -8146,7 +8199,7 @@ class Native:
         Every line gets a barrier, and the threads note the time after each.
         """
         program = self.record(forward, model, batch)
-        program.lines = [[0, 0, 0, 1]] + [line[:3] + [1] for line in program.lines]
+        program.lines = [[0, 0, 0, 1, 0]] + [line[:3] + [1, 0] for line in program.lines]
         program.finish(self.n_threads, system_yield())
         untimed = self.team.run_kernel
         self.team.run_kernel = KERNEL_FUNCTION(self.kernel(emit_run, system_clock())[0])
@@ -8181,7 +8234,7 @@ class Native:
             self.programs.clear()       # they hold addresses in the arena that now goes
             self.arena = Memory(program.peak_bytes)
             del result, best, program
-        program.finish(self.n_threads, system_yield())
+        program.finish(self.n_threads, system_yield(), self.kernel(emit_sequence)[0])
         program.output = result.address, best.address, n_wanted, result.n
         program.cache = batch.cache     # keeps the id in the key its own
         self.program = None
