@@ -5878,8 +5878,9 @@ def choose_isa(environ):
 #
 # y = W x is where an inference engine spends its time.  For one token every weight is read
 # once and used once, so memory sets the pace; for a long prompt a weight is used for every
-# row, so arithmetic does.  Two kernels, then: emit_matvec takes weights apart and multiplies
-# at once, emit_matmul takes them apart into a small panel first and uses that for all rows.
+# row, so arithmetic does.  Two kernels, then: emit_matvec, for one to four rows, takes weights
+# apart and multiplies at once; emit_matmul takes them apart into a small panel first and uses
+# that for all rows.  Both give the bits of matmul_naive, so it never matters which one ran.
 #
 # The one idea is to work on eight weight rows at a time, lane = row.  Four neighbouring codes
 # of a row are one 32-bit lane, so a vector holds four codes of eight rows, and the processor's
@@ -5896,7 +5897,10 @@ def choose_isa(environ):
 # fields, and no format is named here.
 #
 # The weights' rows lie a fixed distance apart, which is written into the code, so a kernel is
-# built for a format and an n_in.  The float steps and their order are those of chapter 4.
+# built for a format and an n_in.  The float steps and their order are those of chapter 4: a
+# lane is one output, its blocks are added in order.  A bias (Q4_0's 8) is taken from the dot
+# product while that is an integer, as bias * sum of the activation codes: exact, and the codes
+# themselves stay unsigned, which the processor's dot product wants.
 
 # Activations, quantized: a record for each block of 32 of each row.  Rows go in groups of six,
 # the last group may be smaller; a group holds the records of its rows for block 0, then those
@@ -6028,18 +6032,6 @@ def emit_spread(k, word, p):
 OWN_BIT = [16, 32, 64, 128] * 8
 
 
-def emit_held_constants(k, format, n_rows=1):
-    """Keep in registers what every stretch of codes needs, as far as there are registers."""
-    width = format.codes.low[0][3]
-    if width < 8 and (n_rows == 1 or format.block_len == 32):
-        k.hold_i8x32((1 << width) - 1)
-    if format.codes.spread and n_rows == 1:
-        k.hold_i8x32(OWN_BIT)
-        k.hold_i8x32(16)
-    if format.block_len == 32:
-        k.hold_i8x32(LOW_THEN_HIGH)
-
-
 def emit_field(k, field, p, words):
     """Return integers 4 p .. 4 p + 3 of a field, a byte each and not yet less its bias."""
     at, shift, width = _places(field.low)[p]
@@ -6130,7 +6122,6 @@ def emit_stretch(k, format, low_block, low, high_block, high, out):
     field = format.codes
     chunk_of = [[at - (at - places[0][0]) % 16 for at, _, _ in places] for places in (low, high)]
     pairs = list(zip(chunk_of[1] or [None] * len(low), chunk_of[0]))
-    spread = block_word = None
     if field.spread:
         spread = low_block.words(field.spread[0], (0,))[field.spread[0]]
     for high_chunk in sorted(set(chunk_of[1])) or [None]:
@@ -6198,7 +6189,7 @@ class Products:
 
     def codes(self, i, v):
         k, run = self.k, i // self.run_len
-        self.ahead.fetch(i)
+        self.ahead.fetch()
         if run not in self.dots:
             bias = self.bias if i % self.format.sub_len == 0 else 0
             self.dots[run] = [emit_first_sum(k, self.format, bias, i, self.x, self.record(i, r))
@@ -6251,10 +6242,11 @@ class Ahead:
     """What is fetched into the cache while a stretch is computed, a line of 64 bytes at a time.
 
     The processor finds out by itself what will be read next where one thing is read in order,
-    but not where eight rows are.  A group of narrow rows is fetched while the one before it is
-    computed, from end to end.  Two groups of wide rows would not fit the first-level cache; of
-    those the next AHEAD_BYTES of each row are fetched, and at the end of the rows, the first of
-    the next eight.  All lines of a block at once would only fill the queue of reads.
+    but not where eight rows are; without this, weights come in at a third of the speed.  A
+    group of narrow rows is fetched while the one before it is computed, from end to end.  Two
+    groups of wide rows would not fit the first-level cache; of those the next AHEAD_BYTES of
+    each row are fetched, and at the end of the rows, the first of the next eight.  The lines
+    are spread over the codes, since all at once would only fill the queue of reads.
     """
 
     def __init__(self, k, format, steps, row_bytes, base):
@@ -6269,7 +6261,7 @@ class Ahead:
         else:
             self.at, self.step = base + 8 * row_bytes, 8 * per_row
             self.lines = list(range(0, 8 * per_row, 64))
-        self.left = list(self.lines)
+        self.n_fetched = self.n_codes = 0
 
     def start(self, blocks_left):
         """Begin a block.  blocks_left: register, with this block"""
@@ -6277,19 +6269,21 @@ class Ahead:
             with self.k.if_(blocks_left, "==", self.n_blocks):
                 self.k.add(self.at, 7 * self.row_bytes, to=self.at)
 
-    def fetch(self, i):
-        """Emit the fetching that goes with the codes at place i of a stretch."""
-        share = len(self.lines) * (i + 4) / stretch_of(self.format)
-        while self.left and len(self.lines) - len(self.left) < share:
-            self.k.prefetch(self.at, self.left.pop(0))
+    def fetch(self):
+        """Emit the fetching that goes with the next four codes of a stretch."""
+        self.n_codes += 4
+        share = len(self.lines) * self.n_codes / stretch_of(self.format)
+        while self.n_fetched < share:
+            self.k.prefetch(self.at, self.lines[self.n_fetched])
+            self.n_fetched += 1
 
     def finish(self):
         """End a stretch."""
         self.k.add(self.at, self.step, to=self.at)
-        self.left = list(self.lines)
+        self.n_fetched = self.n_codes = 0
 
 
-NEAR_BYTES = 15 << 10
+NEAR_BYTES = 15 << 10                   # two of these, less what x takes, fit 32 KB
 AHEAD_BYTES = 768
 
 
@@ -6331,6 +6325,18 @@ def emit_add_dot(k, y, dot, scale, low, i, sub, x, record):
 def emit_reload(k, name):
     """Return the field `name`, loaded again: cheaper than a register kept through inner loops."""
     return k.load_i64(k.args_pointer, 8 * list(k.fields).index(name))
+
+
+def emit_held_constants(k, format, n_rows=1):
+    """Keep in registers what every stretch of codes needs, as far as there are registers."""
+    width = format.codes.low[0][3]
+    if width < 8 and (n_rows == 1 or format.block_len == 32):
+        k.hold_i8x32((1 << width) - 1)
+    if format.codes.spread and n_rows == 1:
+        k.hold_i8x32(OWN_BIT)
+        k.hold_i8x32(16)
+    if format.block_len == 32:
+        k.hold_i8x32(LOW_THEN_HIGH)
 
 
 def emit_matvec(k, format, n_in, lanes=8, n_rows=1):
@@ -6430,7 +6436,7 @@ class Panel:
 
     def codes(self, i, v):
         if self.ahead:
-            self.ahead.fetch(i)
+            self.ahead.fetch()
         if self.bias == 128:
             v = self.k.xor(v, self.k.const_i8x32(-128).i32)
         self.k.store_i32x8(self.at, v, i // 32 * self.record_bytes + i % 32 * 8)
