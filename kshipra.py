@@ -2608,7 +2608,43 @@ def matmul_packed(w, x):
 # order.  A chunk's borders are absolute positions, so that prefill in one piece, in many
 # pieces or token by token does the same arithmetic.
 
+#
+# What attention reads are keys and values as the cache keeps them: rounded to one of a few
+# formats of chapter 1.
+
 CHUNK = 64
+Q8_0_MAX = 8321039.5            # the largest f32 whose 127th, a block's scale, is finite in f16
+
+
+def f32_to_q8_0(floats) -> bytes:
+    """Return finite floats, whole blocks, in Q8_0: clamped to +-Q8_0_MAX, then encoded."""
+    if max(floats) > Q8_0_MAX or min(floats) < -Q8_0_MAX:
+        floats = [min(max(x, -Q8_0_MAX), Q8_0_MAX) for x in floats]
+    return FORMATS["Q8_0"].encode(floats)
+
+
+class KVType(NamedTuple):
+    """How a cache keeps keys and values."""
+    format: Format
+    write: object               # function of an array('f') of finite numbers -> bytes
+
+
+KV_TYPES = {
+    "f32": KVType(FORMATS["F32"], array.tobytes),
+    "f16": KVType(FORMATS["F16"], f32_to_f16),
+    "q8_0": KVType(FORMATS["Q8_0"], f32_to_q8_0),
+}
+
+
+def kv_vector_bytes(kv_type, head_dim):
+    """Return the size of one key or value.  Raises KshipraError where there is no such cache."""
+    if kv_type not in KV_TYPES:
+        raise KshipraError(f"kv_type {kv_type!r} is unknown; use one of {', '.join(KV_TYPES)}")
+    format = KV_TYPES[kv_type].format
+    if head_dim % format.block_len:
+        raise KshipraError(f"kv_type {kv_type!r} keeps blocks of {format.block_len} numbers, and "
+                           f"head_dim {head_dim} is no multiple of that; use another --kv-type")
+    return format.n_bytes(head_dim)
 
 
 def softcap_of(x, cap):
@@ -5926,8 +5962,9 @@ def choose_isa(environ):
 #
 # y = W x is where an inference engine spends its time.  For one token every weight is read
 # once and used once, so memory sets the pace; for a long prompt a weight is used for every
-# row, so arithmetic does.  Two kernels, then: emit_matvec takes weights apart and multiplies
-# at once, emit_matmul takes them apart into a small panel first and uses that for all rows.
+# row, so arithmetic does.  Two kernels, then: emit_matvec, for one to four rows, takes weights
+# apart and multiplies at once; emit_matmul takes them apart into a small panel first and uses
+# that for all rows.  Both give the bits of matmul_naive, so it never matters which one ran.
 #
 # The one idea is to work on eight weight rows at a time, lane = row.  Four neighbouring codes
 # of a row are one 32-bit lane, so a vector holds four codes of eight rows, and the processor's
@@ -5944,7 +5981,10 @@ def choose_isa(environ):
 # fields, and no format is named here.
 #
 # The weights' rows lie a fixed distance apart, which is written into the code, so a kernel is
-# built for a format and an n_in.  The float steps and their order are those of chapter 4.
+# built for a format and an n_in.  The float steps and their order are those of chapter 4: a
+# lane is one output, its blocks are added in order.  A bias (Q4_0's 8) is taken from the dot
+# product while that is an integer, as bias * sum of the activation codes: exact, and the codes
+# themselves stay unsigned, which the processor's dot product wants.
 
 # Activations, quantized: a record for each block of 32 of each row.  Rows go in groups of six,
 # the last group may be smaller; a group holds the records of its rows for block 0, then those
@@ -6076,18 +6116,6 @@ def emit_spread(k, word, p):
 OWN_BIT = [16, 32, 64, 128] * 8
 
 
-def emit_held_constants(k, format, n_rows=1):
-    """Keep in registers what every stretch of codes needs, as far as there are registers."""
-    width = format.codes.low[0][3]
-    if width < 8 and (n_rows == 1 or format.block_len == 32):
-        k.hold_i8x32((1 << width) - 1)
-    if format.codes.spread and n_rows == 1:
-        k.hold_i8x32(OWN_BIT)
-        k.hold_i8x32(16)
-    if format.block_len == 32:
-        k.hold_i8x32(LOW_THEN_HIGH)
-
-
 def emit_field(k, field, p, words):
     """Return integers 4 p .. 4 p + 3 of a field, a byte each and not yet less its bias."""
     at, shift, width = _places(field.low)[p]
@@ -6178,7 +6206,6 @@ def emit_stretch(k, format, low_block, low, high_block, high, out):
     field = format.codes
     chunk_of = [[at - (at - places[0][0]) % 16 for at, _, _ in places] for places in (low, high)]
     pairs = list(zip(chunk_of[1] or [None] * len(low), chunk_of[0]))
-    spread = block_word = None
     if field.spread:
         spread = low_block.words(field.spread[0], (0,))[field.spread[0]]
     for high_chunk in sorted(set(chunk_of[1])) or [None]:
@@ -6246,7 +6273,7 @@ class Products:
 
     def codes(self, i, v):
         k, run = self.k, i // self.run_len
-        self.ahead.fetch(i)
+        self.ahead.fetch()
         if run not in self.dots:
             bias = self.bias if i % self.format.sub_len == 0 else 0
             self.dots[run] = [emit_first_sum(k, self.format, bias, i, self.x, self.record(i, r))
@@ -6299,10 +6326,11 @@ class Ahead:
     """What is fetched into the cache while a stretch is computed, a line of 64 bytes at a time.
 
     The processor finds out by itself what will be read next where one thing is read in order,
-    but not where eight rows are.  A group of narrow rows is fetched while the one before it is
-    computed, from end to end.  Two groups of wide rows would not fit the first-level cache; of
-    those the next AHEAD_BYTES of each row are fetched, and at the end of the rows, the first of
-    the next eight.  All lines of a block at once would only fill the queue of reads.
+    but not where eight rows are; without this, weights come in at a third of the speed.  A
+    group of narrow rows is fetched while the one before it is computed, from end to end.  Two
+    groups of wide rows would not fit the first-level cache; of those the next AHEAD_BYTES of
+    each row are fetched, and at the end of the rows, the first of the next eight.  The lines
+    are spread over the codes, since all at once would only fill the queue of reads.
     """
 
     def __init__(self, k, format, steps, row_bytes, base):
@@ -6317,7 +6345,7 @@ class Ahead:
         else:
             self.at, self.step = base + 8 * row_bytes, 8 * per_row
             self.lines = list(range(0, 8 * per_row, 64))
-        self.left = list(self.lines)
+        self.n_fetched = self.n_codes = 0
 
     def start(self, blocks_left):
         """Begin a block.  blocks_left: register, with this block"""
@@ -6325,19 +6353,21 @@ class Ahead:
             with self.k.if_(blocks_left, "==", self.n_blocks):
                 self.k.add(self.at, 7 * self.row_bytes, to=self.at)
 
-    def fetch(self, i):
-        """Emit the fetching that goes with the codes at place i of a stretch."""
-        share = len(self.lines) * (i + 4) / stretch_of(self.format)
-        while self.left and len(self.lines) - len(self.left) < share:
-            self.k.prefetch(self.at, self.left.pop(0))
+    def fetch(self):
+        """Emit the fetching that goes with the next four codes of a stretch."""
+        self.n_codes += 4
+        share = len(self.lines) * self.n_codes / stretch_of(self.format)
+        while self.n_fetched < share:
+            self.k.prefetch(self.at, self.lines[self.n_fetched])
+            self.n_fetched += 1
 
     def finish(self):
         """End a stretch."""
         self.k.add(self.at, self.step, to=self.at)
-        self.left = list(self.lines)
+        self.n_fetched = self.n_codes = 0
 
 
-NEAR_BYTES = 15 << 10
+NEAR_BYTES = 15 << 10                   # two of these, less what x takes, fit 32 KB
 AHEAD_BYTES = 768
 
 
@@ -6379,6 +6409,18 @@ def emit_add_dot(k, y, dot, scale, low, i, sub, x, record):
 def emit_reload(k, name):
     """Return the field `name`, loaded again: cheaper than a register kept through inner loops."""
     return k.load_i64(k.args_pointer, 8 * list(k.fields).index(name))
+
+
+def emit_held_constants(k, format, n_rows=1):
+    """Keep in registers what every stretch of codes needs, as far as there are registers."""
+    width = format.codes.low[0][3]
+    if width < 8 and (n_rows == 1 or format.block_len == 32):
+        k.hold_i8x32((1 << width) - 1)
+    if format.codes.spread and n_rows == 1:
+        k.hold_i8x32(OWN_BIT)
+        k.hold_i8x32(16)
+    if format.block_len == 32:
+        k.hold_i8x32(LOW_THEN_HIGH)
 
 
 def emit_matvec(k, format, n_in, lanes=8, n_rows=1):
@@ -6478,7 +6520,7 @@ class Panel:
 
     def codes(self, i, v):
         if self.ahead:
-            self.ahead.fetch(i)
+            self.ahead.fetch()
         if self.bias == 128:
             v = self.k.xor(v, self.k.const_i8x32(-128).i32)
         self.k.store_i32x8(self.at, v, i // 32 * self.record_bytes + i % 32 * 8)
@@ -7063,9 +7105,7 @@ def _rope_interleaved(k, x, out, cos, sin, half):
 #   arena + page * page_bytes + layer_off
 #         + ((which * n_kv_heads + head) * page_size + slot) * bytes of a vector
 #
-# Its 4 or 2 bytes a number are read and written exactly: next to a vector is another one's.
-
-VALUE_BYTES = {"f32": 4, "f16": 2}
+# These bytes are read and written exactly: next to a vector is another one's.
 
 
 def _copy_bytes(k, to, to_disp, source, disp, n_bytes):
@@ -7077,6 +7117,30 @@ def _copy_bytes(k, to, to_disp, source, disp, n_bytes):
             disp, to_disp, n_bytes = disp + size, to_disp + size, n_bytes - size
 
 
+HALF_BELOW = f32(0.49999997)                # the float32 just below 1/2
+
+
+def emit_q8_0_block(k, block, to):
+    """Emit _write_q8_0 of 32 numbers, four vectors, into the 34 bytes at `to`.
+
+    The peak is found among integers, as in emit_quantize_block, so one NaN makes the scale NaN
+    and is seen by whoever reads the block.  Halves round away from zero: floor(|x| + HALF_BELOW),
+    since to 0.49999997 a whole half would add up to 1.  The store of the scale writes 16 bytes;
+    the codes then come over all but its first two.
+    """
+    magnitude = k.const_i32x8(0x7FFFFFFF).f32
+    a, b, c, d = [(v & magnitude).i32 for v in block]
+    peak = k.hmax_u32(k.max_u32(k.max_u32(a, b), k.max_u32(c, d))).f32
+    scale = peak / k.const_f32x8(127.0)
+    inverse = k.const_f32x8(1.0) / scale
+    inverse &= k.cmp_f32(inverse, "<=", k.const_f32x8(F32_MAX)).f32     # _inverse
+    k.store_f16x8(to, scale)
+    for i, v in enumerate(block):
+        v = v * inverse
+        code = k.floor_f32((v & magnitude) + k.const_f32x8(HALF_BELOW)) | k.andnot(magnitude, v)
+        k.store_i32_as_i8(to, k.f32_to_i32(code), 2 + 8 * i)
+
+
 def emit_kv_store(k, kv_type, head_dim):
     """Emit PagePool.write for one row: round its k and v to kv_type, and store them.
 
@@ -7086,34 +7150,41 @@ def emit_kv_store(k, kv_type, head_dim):
     """
     field = Fields(k, "k", "k_row_bytes", "v", "v_row_bytes", "tables", "positions", "arena",
                    "page_bytes", "layer_off", "page_size", "n_kv_heads")
-    size, full, rest = VALUE_BYTES[kv_type], head_dim // 8, head_dim % 8
+    format, vector_bytes = KV_TYPES[kv_type].format, kv_vector_bytes(kv_type, head_dim)
     pos, page_size = k.load_i32(field("positions") + (k.chunk << 2)), field("page_size")
     table = k.load_i64(field("tables") + (k.chunk << 3))
     page = k.load_i32(table + (k.div(pos, page_size) << 2))
     to = field("arena") + page * field("page_bytes") + field("layer_off")
-    to += k.rem(pos, page_size) * (head_dim * size)
-    step = (page_size - 1) * (head_dim * size)          # from a vector's end to the next head's
-    if kv_type == "f16":
-        top, bottom = k.const_f32x8(F16_MAX), k.const_f32x8(-F16_MAX)
+    to += k.rem(pos, page_size) * vector_bytes
+    step = (page_size - 1) * vector_bytes               # from a vector's end to the next head's
+    if kv_type != "f32":
+        limit = F16_MAX if kv_type == "f16" else Q8_0_MAX
+        top, bottom = k.const_f32x8(limit), k.const_f32x8(-limit)
 
-    def convert(v, pointer):
+    def convert(vectors, pointer):
         if kv_type == "f32":
-            k.store_f32x8(pointer, v)
+            k.store_f32x8(pointer, *vectors)
+            return
+        vectors = [k.min_f32(top, k.max_f32(bottom, _finite(v))) for v in vectors]
+        if kv_type == "f16":
+            k.store_f16x8(pointer, *vectors)
         else:
-            k.store_f16x8(pointer, k.min_f32(top, k.max_f32(bottom, _finite(v))))
+            emit_q8_0_block(k, vectors, pointer)
 
+    run = max(8, format.block_len)                      # numbers converted at a time
+    rest = head_dim % run
     for name in ("k", "v"):
         x = field.row(name, k.chunk)
         with k.loop(field("n_kv_heads")):
-            with k.loop(full):
-                convert(k.load_f32x8(x), to)
-                x += 32
-                to += 8 * size
+            with k.loop(head_dim // run):
+                convert([k.load_f32x8(x, disp) for disp in range(0, 4 * run, 32)], to)
+                x += 4 * run
+                to += format.n_bytes(run)
             if rest:
-                convert(k.load_f32_n(x, k.imm(rest)), k.scratch)
-                _copy_bytes(k, to, 0, k.scratch, 0, rest * size)
+                convert([k.load_f32_n(x, k.imm(rest))], k.scratch)
+                _copy_bytes(k, to, 0, k.scratch, 0, format.n_bytes(rest))
                 x += 4 * rest
-                to += rest * size
+                to += format.n_bytes(rest)
             to += step
 
 
@@ -7205,7 +7276,7 @@ def emit_attention(k, kv_type, head_dim, cap=False):
         k.store_i64(k.scratch, value, at.frame[name])
 
     tools = k, at, field, get, put
-    rows_left = _attention_unit(*tools, head_dim * VALUE_BYTES[kv_type])
+    rows_left = _attention_unit(*tools, kv_vector_bytes(kv_type, head_dim))
     with k.while_(rows_left, ">", 0):
         _attention_run(*tools, rows_left)
         pos = get("lowest") & -8
@@ -7290,35 +7361,51 @@ def _attention_run(k, at, field, get, put, rows_left):
         state += at.state_bytes
 
 
+def _load_vectors(k, kv_type, source, n):
+    """Return an iterator that emits the load of one of n vectors at a time, as float32.
+
+    In q8_0 n is 4, a block: code i is the byte 2 + i, and times d it is exact.
+    """
+    if kv_type == "q8_0":
+        d = k.f16_to_f32(k.broadcast_i16x16(source))
+        return (k.i32_to_f32(k.widen_i8x8(source, 2 + 8 * i)) * d for i in range(n))
+    if kv_type == "f16":
+        return (k.load_f16x8(source, 16 * i) for i in range(n))
+    return (k.load_f32x8(source, 32 * i) for i in range(n))
+
+
 def _attention_load(k, at, field, get, put, kv_type, head_dim):
     """Emit the copy of the keys and values of positions pos..last, eight at a time.
 
     A page holds a multiple of eight, so eight positions from a multiple of eight on lie in
     one page, next to each other.
     """
-    size, full, rest = VALUE_BYTES[kv_type], head_dim // 8, head_dim % 8
-    load = k.load_f16x8 if kv_type == "f16" else k.load_f32x8
+    format, vector_bytes = KV_TYPES[kv_type].format, kv_vector_bytes(kv_type, head_dim)
+    full, rest = head_dim // 8, head_dim % 8
     pos, page_size = get("pos"), field("page_size")
     slot, entry = k.rem(pos, page_size), get("table") + (k.div(pos, page_size) << 2)
     to = k.scratch + (pos & (CHUNK - 1)) * at.row_bytes
     with k.loop(((get("last") - pos) >> 3) + 1):
-        keys = k.load_i32(entry) * field("page_bytes") + get("k_addr") + slot * (head_dim * size)
+        keys = k.load_i32(entry) * field("page_bytes") + get("k_addr") + slot * vector_bytes
         values = keys + get("v_step")
         if rest == 0:
-            with k.loop(head_dim // 4):         # head_dim vectors are eight positions
-                for i in range(4):
-                    k.store_f32x8(to, load(keys, 8 * size * i), at.keys + 32 * i)
-                    k.store_f32x8(to, load(values, 8 * size * i), at.values + 32 * i)
-                for pointer, n_bytes in ((keys, 32 * size), (values, 32 * size), (to, 128)):
+            with k.loop(head_dim // 4):         # 32 numbers each: eight positions
+                for source, disp in ((keys, at.keys), (values, at.values)):
+                    for i, v in enumerate(_load_vectors(k, kv_type, source, 4)):
+                        k.store_f32x8(to, v, disp + 32 * i)
+                for pointer, n_bytes in ((keys, format.n_bytes(32)), (values, format.n_bytes(32)),
+                                         (to, 128)):
                     k.add(pointer, n_bytes, to=pointer)
         else:
             with k.loop(8):
                 for source, disp in ((keys, at.keys), (values, at.values)):
-                    for i in range(full):
-                        k.store_f32x8(to, load(source, 8 * size * i), disp + 32 * i)
-                    _copy_bytes(k, k.scratch, at.spare, source, 8 * size * full, rest * size)
-                    k.store_f32x8(to, load(k.scratch, at.spare), disp + 32 * full)
-                    k.add(source, head_dim * size, to=source)
+                    for i, v in enumerate(_load_vectors(k, kv_type, source, full)):
+                        k.store_f32x8(to, v, disp + 32 * i)
+                    _copy_bytes(k, k.scratch, at.spare, source, format.n_bytes(8 * full),
+                                format.n_bytes(rest))
+                    v, = _load_vectors(k, kv_type, k.scratch + at.spare, 1)
+                    k.store_f32x8(to, v, disp + 32 * full)
+                    k.add(source, vector_bytes, to=source)
                 to += at.row_bytes
         slot += 8
         with k.if_(slot, ">=", page_size):
@@ -7696,26 +7783,33 @@ def emit_run(k, clock=None):
     where its next argument points: it is called after each line, for the place behind the
     line's counter, and the last thread to get there has the say
     """
-    table, n_lines, counters, arrived, n_threads, give_way = k.args(
-        "table", "n_lines", "counters", "arrived", "n_threads", "give_way")
+    table, n_lines, counters = k.args("table", "n_lines", "counters")
     due = k.imm(0)                      # what `arrived` must reach at the next barrier
-    one = k.imm(1)
+
+    def field(i):                       # loaded where needed: registers are few
+        return k.load_i64(k.args_pointer, 8 * i)
+
     with k.loop(n_lines):
-        kernel, args, n_chunks = (k.load_i64(table, off) for off in (0, 8, 16))
-        chunk = k.fetch_add(counters, one)
-        with k.while_(chunk, "<", n_chunks):
-            k.call(kernel, args, chunk, k.scratch)
-            k.fetch_add(counters, one, to=chunk)
-        barrier = k.load_i64(table, 24)
-        with k.if_(barrier, "!=", 0):
-            due += n_threads
-            k.fetch_add(arrived, one)
-            here, spins = k.load_acquire(arrived), k.imm(0)
+        n_chunks = k.load_i64(table, 16)
+        left = n_chunks - k.load_acquire(counters)
+        with k.while_(left, ">", 0):
+            share = k.max(k.div(left, field(4)), 1)
+            chunk = k.fetch_add(counters, share)
+            end = k.min(chunk + share, n_chunks)
+            with k.while_(chunk, "<", end):
+                k.call(k.load_i64(table, 0), k.load_i64(table, 8), chunk, k.scratch)
+                chunk += 1
+            k.mov(left, n_chunks - k.load_acquire(counters))
+        with k.if_(k.load_i64(table, 24), "!=", 0):
+            arrived, spins = field(3), k.imm(0)
+            due += field(4)
+            k.fetch_add(arrived, k.imm(1))
+            here = k.load_acquire(arrived)
             with k.while_(here, "<", due):
                 k.pause()
                 spins += 1
                 with k.if_(spins, ">", SPINS):
-                    k.call(give_way, args, chunk, k.scratch)
+                    k.call(field(5), table, due, k.scratch)
                 k.load_acquire(arrived, to=here)
         if clock:
             function, first = clock
@@ -7723,6 +7817,17 @@ def emit_run(k, clock=None):
             k.call(k.imm(function), stamp if first is None else k.imm(first), stamp, k.scratch)
         table += LINE_BYTES
         counters += COUNTER_BYTES
+
+
+def emit_sequence(k):
+    """Call n kernels one after another for the same chunk.
+
+    calls: address of each kernel, then of its arguments; i64 (n, 2)
+    """
+    calls, n = k.args("calls", "n")
+    with k.loop(n):
+        k.call(k.load_i64(calls, 0), k.load_i64(calls, 8), k.chunk, k.scratch)
+        calls += 16
 
 
 class Memory:
@@ -7813,7 +7918,8 @@ class Program:
     def __init__(self, arena):
         self.arena, self.lines, self.keep, self.calls = arena, [], [], []
         self.holes, self.end, self.peak_bytes = [], 0, 0
-        self.reads, self.writes = [], []            # (address, end) touched since the last barrier
+        self.since = self.last = [], []     # (address, end) read, written: since the last barrier
+        self.by_row = False                 # but for the last line, and by it and those it joined
 
     def place(self, n_bytes):
         """Return the address of n_bytes of the arena, on a 64-byte border."""
@@ -7838,24 +7944,55 @@ class Program:
                 merged.append((off, size))
         self.holes = merged
 
-    def line(self, kernel, n_chunks, reads, writes, args):
+    def line(self, kernel, n_chunks, reads, writes, args, by_row):
         """Append a call.  reads, writes: (address, end) of the memory it touches.
 
         A call that reads what an earlier one writes, or writes what an earlier one touches,
-        must wait for it: then the line before gets a barrier.
+        must wait for it: then the line before gets a barrier.  Unless both go row by row
+        (by_row: chunk r reads and writes nothing but row r): then it joins the line before, and
+        who computes a chunk of the one goes on with the same chunk of the other.  A place that
+        serves a second time may hold other rows than before, so that is let in for one row only.
         """
-        if _overlap(reads, self.writes) or _overlap(writes, self.reads + self.writes):
-            self.lines[-1][3] = 1
-            self.reads, self.writes = [], []
-        self.reads += reads
-        self.writes += writes
-        self.keep.append(args)
-        self.lines.append([kernel, args.buffer_info()[0], n_chunks, 0])
+        def meets(since):
+            return _overlap(reads, since[1]) or _overlap(writes, since[0] + since[1])
 
-    def finish(self, n_threads, give_way):
-        """Turn the lines into the table that emit_run walks."""
-        n = len(self.lines)
-        self.table = array("q", itertools.chain.from_iterable(self.lines))
+        joins = bool(self.lines) and by_row and self.by_row and n_chunks == self.lines[-1][2] \
+            and _overlap(reads, self.last[1]) and not meets(self.since) \
+            and (n_chunks == 1 or not _overlap(writes, self.last[0] + self.last[1]))
+        if joins:
+            last = self.last
+        elif meets(self.last) or meets(self.since):
+            self.lines[-1][3] = 1
+            self.since, last = ([], []), ([], [])
+        else:
+            self.since = self.since[0] + self.last[0], self.since[1] + self.last[1]
+            last = [], []
+        self.last, self.by_row = (last[0] + reads, last[1] + writes), by_row
+        self.keep.append(args)
+        self.lines.append([kernel, args.buffer_info()[0], n_chunks, 0, joins])
+
+    def finish(self, n_threads, give_way, sequence=None):
+        """Turn the lines into the table that emit_run walks.
+
+        sequence: address of emit_sequence, for lines that join; None: they get barriers instead
+        """
+        table, at = [], 0
+        while at < len(self.lines):
+            end = at + 1
+            while end < len(self.lines) and self.lines[end][4]:
+                end += 1
+            if sequence and end - at > 1:
+                calls = array("q", [x for line in self.lines[at:end] for x in line[:2]])
+                args = array("q", (calls.buffer_info()[0], end - at))
+                self.keep += calls, args
+                table += sequence, args.buffer_info()[0], self.lines[at][2], self.lines[end - 1][3]
+            else:
+                for line in self.lines[at:end - 1]:
+                    table += *line[:3], 1
+                table += self.lines[end - 1][:4]
+            at = end
+        n = len(table) // 4
+        self.table = array("q", table)
         self.counters = Memory((n + 1) * COUNTER_BYTES)
         self.counter_bytes = (n + 1) * COUNTER_BYTES
         self.args = array("q", (self.table.buffer_info()[0], n, self.counters.address,
@@ -7905,12 +8042,13 @@ class NativeFault(Exception):
     """Machine code cannot run here, or does not do what it should; the message says why."""
 
 
-CHUNK_BYTES = 1 << 20                   # of weights, at most: each chunk begins with a wait for memory
+SHARES = 8                              # chunks a thread in which the rows of a weight are dealt out
 PANEL_ROWS = 32                         # weight rows of a chunk where many activations meet them
-SLICE = 4096                            # elements of a chunk of an element-wise operation
+SLICE = 8192                            # elements of a chunk of an element-wise operation
 ATTENTION_ROWS = 16                     # neighbouring rows that share the loading of keys
 SCRATCH_BYTES = 8 << 20                 # of each thread; committed as it is written
 KEPT_PROGRAMS = 8
+FULL_U8 = ("vnni", "avxvnni")
 
 
 def f32_bits(x):
@@ -7929,7 +8067,7 @@ def address_of(buf):
 
 def _check_key(emit, parameters):
     """Return what makes two kernels alike enough to be tried once: width and lanes do not count."""
-    return (emit,) + tuple(p for p in parameters if isinstance(p, (str, Format)))
+    return (emit, *[p for p in parameters if isinstance(p, (str, Format))], *parameters[3:])
 
 
 def _trial_tensor(fmt, n_out, n_in, rng):
@@ -7955,7 +8093,7 @@ def _trial(emit, parameters):
     x, y, (w, b), fixed = rows(3, 37), rows(3, 37), rows(2, 37), parameters
     if emit in (emit_matvec, emit_matmul, emit_matmul_float):
         matrix = _trial_tensor(fixed[0], (fixed[2:] or (8,))[0], fixed[1], rng)
-        x = rows(1 if emit is emit_matvec else 3, fixed[1])
+        x = rows(fixed[3] if emit is emit_matvec else 9, fixed[1])
         return (lambda ops, x: ops.matmul(matrix, x)), [x]
     if emit is emit_embed:
         matrix = _trial_tensor(fixed[0], 5, fixed[1], rng)
@@ -8033,13 +8171,13 @@ class Native:
 
     # Recording
 
-    def line(self, n_chunks, reads, writes, emit, *parameters, **fields):
+    def line(self, n_chunks, reads, writes, emit, *parameters, by_row=False, **fields):
         """Append a call of a kernel to the program being recorded."""
         if n_chunks:
             self.unchecked.setdefault(_check_key(emit, parameters), (emit, parameters))
             address, k = self.kernel(emit, *parameters)
             self.program.line(address, n_chunks, [b.span for b in reads],
-                              [b.span for b in writes], k.args_array(**fields))
+                              [b.span for b in writes], k.args_array(**fields), by_row)
             self.program.calls.append((emit, parameters, fields, n_chunks))
 
     def buffer(self, n_rows, n):
@@ -8061,9 +8199,9 @@ class Native:
     def chunk_rows(self, w, n_rows):
         """Return how many rows of a weight make a chunk: a multiple of 8, some chunks a thread."""
         n_out = w.shape[0]
-        share = n_out if self.n_threads == 1 else n_out // (2 * self.n_threads)
-        limit = PANEL_ROWS if n_rows > 1 else CHUNK_BYTES // w.row_bytes
-        return max(8, min(share, limit) + 7 & ~7)
+        if w.format.sub_len and n_rows > matvec_rows(w.format):
+            return PANEL_ROWS if n_rows > 16 else PANEL_ROWS // 2
+        return max(8, n_out // (SHARES * self.n_threads) + 7 & ~7)
 
     def elementwise(self, emit, x, *more, c=None):
         """Record an operation on elements, cut in slices; more: further inputs."""
@@ -8081,7 +8219,7 @@ class Native:
                 fields.update(y=self.vector(y), y_row_bytes=0)
         if c is not None:
             fields["c_bits"] = f32_bits(c)
-        self.line(x.n_rows * slices, reads, [out], emit, **fields)
+        self.line(x.n_rows * slices, reads, [out], emit, by_row=slices == 1, **fields)
         return out
 
     # The operation surface
@@ -8109,11 +8247,13 @@ class Native:
         if x.quantized is None:         # once for all matrices that this activation meets
             n_blocks = n_in // ACT_BLOCK
             x.quantized = Buffer(self.program, x.n_rows, n_in, ACT_RECORD * n_blocks * x.n_rows)
-            self.line(x.n_rows, [x], [x.quantized], emit_quantize, x=x.address,
+            self.line(x.n_rows, [x], [x.quantized], emit_quantize, by_row=True, x=x.address,
                       xq=x.quantized.address, n_blocks=n_blocks, n_rows=x.n_rows)
-        emit = emit_matvec if x.n_rows == 1 else emit_matmul
-        self.line(n_chunks, [x.quantized], [out], emit, w.format, n_in, min(8, n_out),
-                  x=x.quantized.address, **fields)
+        if x.n_rows <= matvec_rows(w.format):
+            kernel = emit_matvec, w.format, n_in, min(8, n_out), x.n_rows
+        else:                           # VNNI multiplies bytes without a sign up to 255
+            kernel = emit_matmul, w.format, n_in, min(8, n_out), self.isa in FULL_U8
+        self.line(n_chunks, [x.quantized], [out], *kernel, x=x.quantized.address, **fields)
         return out
 
     def add(self, x, y):
@@ -8141,14 +8281,14 @@ class Native:
 
     def rms_norm(self, x, w, eps):
         out = self.buffer(x.n_rows, x.n)
-        self.line(x.n_rows, [x], [out], emit_rms_norm, x=x.address, x_row_bytes=x.row_bytes,
+        self.line(x.n_rows, [x], [out], emit_rms_norm, by_row=True, x=x.address, x_row_bytes=x.row_bytes,
                   out=out.address, out_row_bytes=out.row_bytes, w=self.vector(w), n=len(w),
                   runs=x.n // len(w), eps_bits=f32_bits(eps))
         return out
 
     def layer_norm(self, x, w, b, eps):
         out = self.buffer(x.n_rows, x.n)
-        self.line(x.n_rows, [x], [out], emit_layer_norm, x=x.address, x_row_bytes=x.row_bytes,
+        self.line(x.n_rows, [x], [out], emit_layer_norm, by_row=True, x=x.address, x_row_bytes=x.row_bytes,
                   out=out.address, out_row_bytes=out.row_bytes, w=self.vector(w),
                   b=0 if b is None else self.vector(b), n=x.n, eps_bits=f32_bits(eps))
         return out
@@ -8163,7 +8303,7 @@ class Native:
         out = self.buffer(x.n_rows, x.n)
         cos, sin = self.table_memory(table)
         self.examples[emit_rope, table.pairing] = table
-        self.line(x.n_rows, [x], [out], emit_rope, table.pairing, x=x.address,
+        self.line(x.n_rows, [x], [out], emit_rope, table.pairing, by_row=True, x=x.address,
                   x_row_bytes=x.row_bytes, out=out.address, out_row_bytes=out.row_bytes,
                   positions=positions.address, cos=cos.address, sin=sin.address,
                   n_heads=x.n // head_dim, head_dim=head_dim, n_rot=table.n_rot)
@@ -8179,7 +8319,7 @@ class Native:
                       layer_off=pool.layer_offs[layer], page_size=pool.page_size,
                       n_kv_heads=spec.n_kv_heads)
         self.line(q.n_rows, [k, v], [pages], emit_kv_store, pool.kv_type,
-                  spec.head_dim, k=k.address, k_row_bytes=k.row_bytes, v=v.address,
+                  spec.head_dim, by_row=True, k=k.address, k_row_bytes=k.row_bytes, v=v.address,
                   v_row_bytes=v.row_bytes, **common)
         group = spec.n_heads // spec.n_kv_heads
         heads = max(h for h in (1, 2, 3, 4) if group % h == 0)
@@ -8224,7 +8364,7 @@ class Native:
         Every line gets a barrier, and the threads note the time after each.
         """
         program = self.record(forward, model, batch)
-        program.lines = [[0, 0, 0, 1]] + [line[:3] + [1] for line in program.lines]
+        program.lines = [[0, 0, 0, 1, 0]] + [line[:3] + [1, 0] for line in program.lines]
         program.finish(self.n_threads, system_yield())
         untimed = self.team.run_kernel
         self.team.run_kernel = KERNEL_FUNCTION(self.kernel(emit_run, system_clock())[0])
@@ -8259,7 +8399,7 @@ class Native:
             self.programs.clear()       # they hold addresses in the arena that now goes
             self.arena = Memory(program.peak_bytes)
             del result, best, program
-        program.finish(self.n_threads, system_yield())
+        program.finish(self.n_threads, system_yield(), self.kernel(emit_sequence)[0])
         program.output = result.address, best.address, n_wanted, result.n
         program.cache = batch.cache     # keeps the id in the key its own
         self.program = None
@@ -8449,9 +8589,6 @@ def system_time(address):
 #
 # Not here: moving pages to disk.  After Kwon et al. (2023), "PagedAttention", section 4.
 
-KV_TYPES = ("f32", "f16")
-
-
 def check_page_size(page_size):
     """Refuse a page size that would cut a chunk of attention unevenly."""
     if page_size < 8 or (CHUNK % page_size and page_size % CHUNK):
@@ -8461,21 +8598,19 @@ def check_page_size(page_size):
 class PagePool:
     """An arena of n_pages pages, lent out by number and counted.
 
-    layers: one (n_kv_heads, head_dim) for each layer
+    layers: one (n_kv_heads, head_dim) for each layer   kv_type: a name of KV_TYPES
     page_size: positions in a page: 8, 16, 32 or a multiple of CHUNK
     refs[page]: how many tables hold the page
     """
 
     def __init__(self, layers, n_pages, page_size, kv_type="f16"):
-        if kv_type not in KV_TYPES:
-            raise KshipraError(f"kv_type {kv_type!r} is unknown; use one of {', '.join(KV_TYPES)}")
         check_page_size(page_size)
         self.page_size, self.kv_type, self.n_pages = page_size, kv_type, n_pages
-        self.value_bytes = 4 if kv_type == "f32" else 2
         self.layers, self.layer_offs, page_bytes = layers, [], 0
-        for n_kv_heads, head_dim in layers:
+        self.vector_bytes = [kv_vector_bytes(kv_type, head_dim) for _, head_dim in layers]
+        for (n_kv_heads, _), vector_bytes in zip(layers, self.vector_bytes):
             self.layer_offs.append(page_bytes)
-            page_bytes += 2 * n_kv_heads * page_size * head_dim * self.value_bytes
+            page_bytes += 2 * n_kv_heads * page_size * vector_bytes
         self.page_bytes = page_bytes
         try:
             self.arena = mmap.mmap(-1, max(1, n_pages * page_bytes))
@@ -8510,22 +8645,21 @@ class PagePool:
 
     def offset(self, layer, page, which, head, slot):
         """Return the byte offset in the arena of one k (which = 0) or v (which = 1) vector."""
-        n_kv_heads, head_dim = self.layers[layer]
-        vector = ((which * n_kv_heads + head) * self.page_size + slot) * head_dim
-        return page * self.page_bytes + self.layer_offs[layer] + vector * self.value_bytes
+        vector = (which * self.layers[layer][0] + head) * self.page_size + slot
+        return (page * self.page_bytes + self.layer_offs[layer]
+                + vector * self.vector_bytes[layer])
 
     def write(self, layer, seq, pos, k, v):
         """Store one position's k and v, each (n_kv_heads * head_dim,), rounded to kv_type.
 
-        Raises KshipraError for what is not finite, which f16 would clamp.
+        Raises KshipraError for what is not finite, which f16 and q8_0 would clamp.
         """
         page, slot = seq.table[pos // self.page_size], pos % self.page_size
-        n_kv_heads, head_dim = self.layers[layer]
-        n = head_dim * self.value_bytes
+        n = self.vector_bytes[layer]
         for which, row in enumerate((k, v)):
             check_finite(row)
-            data = f32_to_f16(row) if self.kv_type == "f16" else row.tobytes()
-            for head in range(n_kv_heads):
+            data = KV_TYPES[self.kv_type].write(row)
+            for head in range(self.layers[layer][0]):
                 at = self.offset(layer, page, which, head, slot)
                 self.arena[at:at + n] = data[head * n:(head + 1) * n]
 
@@ -8534,7 +8668,7 @@ class PagePool:
 
         keys, values: array('f') (n, head_dim), flat
         """
-        n_bytes = self.layers[layer][1] * self.value_bytes
+        n_bytes, read = self.vector_bytes[layer], KV_TYPES[self.kv_type].format.decode
         while lowest < end:
             stop = min(end, (lowest // CHUNK + 1) * CHUNK)
             kv = bytearray(), bytearray()
@@ -8546,10 +8680,7 @@ class PagePool:
                     at = self.offset(layer, seq.table[pos // self.page_size], which, head, slot)
                     part += self.arena[at:at + n * n_bytes]
                 pos += n
-            if self.kv_type == "f16":
-                yield (lowest, f16_to_f32(kv[0]), f16_to_f32(kv[1]))
-            else:
-                yield (lowest, array("f", bytes(kv[0])), array("f", bytes(kv[1])))
+            yield (lowest, *map(read, kv))
             lowest = stop
 
 
@@ -9605,7 +9736,7 @@ def attention_cost(batch, window, n_heads, n_kv_heads, head_dim):
     for seq, pos in zip(batch.sequences, batch.positions):
         seen = min(pos + 1, window or pos + 1)
         ends[id(seq)], n_seen = max(seen, ends.get(id(seq), 0)), n_seen + seen
-    kv_bytes = 2 * n_kv_heads * head_dim * batch.cache.value_bytes
+    kv_bytes = 2 * n_kv_heads * kv_vector_bytes(batch.cache.kv_type, head_dim)
     return ("attention", sum(ends.values()) * kv_bytes
             + 8 * len(batch.positions) * n_heads * head_dim, 4 * n_seen * n_heads * head_dim)
 
@@ -9634,8 +9765,8 @@ def line_cost(batch, emit, parameters, fields, n_chunks):
         return attention_cost(batch, fields["window"], fields["n_heads"], fields["n_kv_heads"],
                               parameters[1])
     if name == "kv_store":
-        n = 2 * n_chunks * fields["n_kv_heads"] * parameters[1]
-        return name, n * (4 + batch.cache.value_bytes), n
+        n, head_dim = 2 * n_chunks * fields["n_kv_heads"], parameters[1]
+        return name, n * (4 * head_dim + kv_vector_bytes(*parameters)), n * head_dim
     if name == "embed":
         n = n_chunks * parameters[1]
         return name, parameters[0].n_bytes(n) + 4 * n, n
@@ -10012,8 +10143,8 @@ def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", p
     path: GGUF file, safetensors file, Hugging Face directory; None: the model in this file
     device: "native" for machine code, "python" for chapter 4, "auto" for the first that works
     threads: None for all that pay   ctx_size: positions in the cache; None: the model's own, at
-    most DEFAULT_CTX   kv_type: "f32" or "f16"   page_size: positions in a page of the cache;
-    None: one page
+    most DEFAULT_CTX   kv_type: "f32", "f16" or "q8_0", for the cache   page_size: positions in
+    a page of it; None: one page
     Raises KshipraError for anything wrong with the file or the parameters.
     """
     checkpoint = open_checkpoint(path)
@@ -10073,7 +10204,7 @@ def describe(path, ctx_size=None, kv_type="f16"):
         return
     hp = Hparams(checkpoint)
     n_ctx = hp.check_ctx(ctx_size)
-    kv_bytes = 2 * hp.n_layers * hp.n_kv_heads * hp.head_dim * (4 if kv_type == "f32" else 2)
+    kv_bytes = 2 * hp.n_layers * hp.n_kv_heads * kv_vector_bytes(kv_type, hp.head_dim)
     embed = checkpoint.tensors.get(Loader(checkpoint, hp).name("embed", None, "weight"))
     n_vocab = embed.shape[0] if embed is not None else 0
     scratch = 4 * (Reference.prefill_rows * (4 * hp.hidden + 2 * hp.ffn) + n_vocab)
@@ -10142,7 +10273,9 @@ def build_parser():
         help=f"positions in the cache (default: the model's, at most {DEFAULT_CTX})")
     add("-t", "--threads", type=int, metavar="N", help="threads (default: all that pay)")
     add("--device", choices=DEVICES, default="auto", help="what computes (default: auto)")
-    add("--kv-type", choices=KV_TYPES, default="f16", help="type of the cache (default: f16)")
+    add("--kv-type", choices=KV_TYPES, default="f16",
+        help="type of the cache (default: f16); q8_0 takes half as much, and is coarse where a "
+        "few of a key's numbers are much larger than the rest")
     add("--paged-cache", action="store_true", help="keep the cache in small pages")
     add("--page-size", type=int, metavar="N",
         help="positions in a page of the paged cache (default: 64)")

@@ -258,3 +258,41 @@ def test_kernels_read_nothing_outside_their_buffers(monkeypatch):
             matmul(run, kshipra.emit_matmul, w, rows, 8)
         else:
             matmul(run, kshipra.emit_matmul_float, w, rows, 8)
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("near_bytes", [0, 1 << 20])
+def test_every_line_is_fetched_before_it_is_read(monkeypatch, name, near_bytes):
+    """Narrow rows: all of the next eight.  Wide rows: all but the ends of the first eight."""
+    monkeypatch.setattr(kshipra, "NEAR_BYTES", near_bytes)
+    format, fetched = FORMATS[name], set()
+    monkeypatch.setattr(kshipra.OPS["prefetch"], "meaning",
+                        lambda base, disp: fetched.add((base + disp) // 64))
+    n_in = 16 * 256
+    w, x = Buffer(bytes(16 * format.n_bytes(n_in))), Buffer(bytes(2 * n_in))
+    y, scratch = Buffer(bytes(64)), Buffer(bytes(4096))
+    k = kshipra.build(kshipra.emit_matvec, format, n_in)
+    args = k.args_array(w=w.address, x=x.address, y=y.address, n_out=16, chunk_rows=8, n_rows=1,
+                        y_stride=64)
+    interpreted(k, args, 0, scratch.address)
+    row_bytes = format.n_bytes(n_in)
+    skip = kshipra.AHEAD_BYTES if near_bytes == 0 else 0
+    for row in range(16):
+        start, end = w.address + row * row_bytes, w.address + (row + 1) * row_bytes
+        if near_bytes == 0:
+            wanted = range(start + skip, end - 64) if row < 8 else range(start, start + skip // 2)
+        else:
+            wanted = range(start, end) if row >= 8 else ()
+        assert {at // 64 for at in wanted} <= fetched
+
+
+@pytest.mark.parametrize("run", RUNS[1:])
+@pytest.mark.parametrize("name", ["Q4_1", "Q6_K"])
+def test_wide_rows(run, name):
+    """Rows so wide that the other way of fetching ahead is taken."""
+    format, n_in = FORMATS[name], 4096
+    assert 8 * format.n_bytes(n_in) > kshipra.NEAR_BYTES
+    w, rows = random_weights(format, (9, n_in), 1), random_rows(7, n_in, 1)
+    for emit, n_rows in ((kshipra.emit_matvec, 1), (kshipra.emit_matmul, 7)):
+        wanted = flat(kshipra.matmul_tiled(w, rows[:n_rows]))
+        assert same(matmul(run, emit, w, rows[:n_rows], 8), wanted)
