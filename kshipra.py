@@ -3491,7 +3491,7 @@ class Builder:
         return self._op_const(data, to=VecReg(self, lane))
 
     def hold_i8x32(self, x):
-        """Keep a constant in a register, not to be set: const_i8x32(x) is that one from here on."""
+        """Keep a constant in a register, not to be set: const_i8x32(x) is that from here on."""
         v = self.const_i8x32(x)
         self.held[_to_i8([x] * 32 if isinstance(x, int) else x)] = v.id
 
@@ -6141,7 +6141,8 @@ def emit_scales(k, format, block, keep):
 
     block: EightRuns over eight blocks   scale, low: f32x8, exact as in Format.unpack
     """
-    # The last two bytes of a block are read as the upper half of its last four.
+    # Sixteen bytes are read at a time, and none behind the block: near its end, from further back.
+    # So its last two bytes are read as the upper half of its last four.
     d_at = min(format.d_off, format.block_bytes - 4)
     needed = {d_at} | {at for field in (format.scales, format.mins) if field
                        for at, _, width in _places(field.low) + _places(field.high) if width}
@@ -6202,7 +6203,11 @@ def emit_codes(k, format, block, out):
 
 
 def emit_stretch(k, format, low_block, low, high_block, high, out):
-    """Emit one stretch of emit_codes.  low, high: where its codes' bits stand, see _places."""
+    """Emit one stretch of emit_codes.  low, high: where its codes' bits stand, see _places.
+
+    chunk_of: for each place, the first of the 16 bytes with which it is read.  All places of 16
+    bytes are done before the next 16 are read, so that few registers hold bytes.
+    """
     field = format.codes
     chunk_of = [[at - (at - places[0][0]) % 16 for at, _, _ in places] for places in (low, high)]
     pairs = list(zip(chunk_of[1] or [None] * len(low), chunk_of[0]))
@@ -6239,6 +6244,8 @@ class Products:
     Not everything fits the registers: in the scratch wait the scales if a block has many, the
     dot products if a stretch has many (its codes do not come in the order in which the sums
     must be made), and y if there are several rows.
+    many: whether a block has many scales   place: register, from which those of the stretch lie
+    SCALES_AT bytes away   park: whether dot products wait   run_len: how many codes share one sum
     """
 
     def __init__(self, k, format, x, n_rows, ahead):
@@ -6412,7 +6419,10 @@ def emit_reload(k, name):
 
 
 def emit_held_constants(k, format, n_rows=1):
-    """Keep in registers what every stretch of codes needs, as far as there are registers."""
+    """Keep in registers what every stretch of codes needs, as far as there are registers.
+
+    n_rows: of activations; with several, their sums take the place of some of these
+    """
     width = format.codes.low[0][3]
     if width < 8 and (n_rows == 1 or format.block_len == 32):
         k.hold_i8x32((1 << width) - 1)
@@ -6901,11 +6911,6 @@ def _elementwise(k, function, inputs=("x",), numbers=()):
     _each_vector(k, n, [(pointer, 32) for pointer in pointers], body)
 
 
-def emit_copy(k):
-    """Emit out = x."""
-    _elementwise(k, lambda k, x: x)
-
-
 def emit_silu(k):
     """Emit out = silu(x)."""
     _elementwise(k, _silu)
@@ -7249,11 +7254,6 @@ class AttentionScratch:
     def state_of(self, k, pair, i):
         """Emit the load of the address of its state."""
         return k.load_i64(pair, self.pairs + self.PAIR_BYTES * i + self.STATE)
-
-
-def attention_scratch_bytes(head_dim):
-    """Return how many bytes of scratch a thread needs for attention."""
-    return AttentionScratch(head_dim).n_bytes
 
 
 def emit_attention(k, kv_type, head_dim, cap=False):
@@ -7757,8 +7757,9 @@ def emit_compact(k):
 # 5.7 Programs and threads
 #
 # A forward pass calls some hundreds of operations, and a call from Python to machine code
-# costs more than many of them.  So the calls are not made but written down, once: `Native`
-# has the names of the operation surface, and each method appends a line to a table.
+# costs more than many of them.  The one idea: the calls are not made but written down, once.
+# `Native` has the methods of the operation surface (4.4), and each appends a line to a table, the
+# program.
 #
 #   line:  address of the kernel | address of its arguments | number of chunks | barrier
 #
@@ -7783,17 +7784,14 @@ def emit_run(k, clock=None):
     where its next argument points: it is called after each line, for the place behind the
     line's counter, and the last thread to get there has the say
     """
-    table, n_lines, counters = k.args("table", "n_lines", "counters")
+    field = Fields(k, "table", "n_lines", "counters", "arrived", "n_threads", "give_way")
+    table, n_lines, counters = field("table"), field("n_lines"), field("counters")
     due = k.imm(0)                      # what `arrived` must reach at the next barrier
-
-    def field(i):                       # loaded where needed: registers are few
-        return k.load_i64(k.args_pointer, 8 * i)
-
     with k.loop(n_lines):
         n_chunks = k.load_i64(table, 16)
         left = n_chunks - k.load_acquire(counters)
         with k.while_(left, ">", 0):
-            share = k.max(k.div(left, field(4)), 1)
+            share = k.max(k.div(left, field("n_threads")), 1)
             chunk = k.fetch_add(counters, share)
             end = k.min(chunk + share, n_chunks)
             with k.while_(chunk, "<", end):
@@ -7801,15 +7799,15 @@ def emit_run(k, clock=None):
                 chunk += 1
             k.mov(left, n_chunks - k.load_acquire(counters))
         with k.if_(k.load_i64(table, 24), "!=", 0):
-            arrived, spins = field(3), k.imm(0)
-            due += field(4)
+            arrived, spins = field("arrived"), k.imm(0)
+            due += field("n_threads")
             k.fetch_add(arrived, k.imm(1))
             here = k.load_acquire(arrived)
             with k.while_(here, "<", due):
                 k.pause()
                 spins += 1
                 with k.if_(spins, ">", SPINS):
-                    k.call(field(5), table, due, k.scratch)
+                    k.call(field("give_way"), table, due, k.scratch)
                 k.load_acquire(arrived, to=here)
         if clock:
             function, first = clock
@@ -7886,14 +7884,13 @@ class Buffer:
     """An activation of a recorded program: f32 (n_rows, n) in the arena.
 
     address: of the first row   quantized: the Buffer of its int8 form, once there is one
-    act: "silu" or "gelu" when only promised: the next `mul` computes both in one pass
     Python frees a Buffer when the forward pass drops it, and its place serves the next one.
     """
 
     def __init__(self, program, n_rows, n, n_bytes):
         self.program, self.n_rows, self.n, self.n_bytes = program, n_rows, n, n_bytes
         self.address = program.place(n_bytes)
-        self.quantized = self.act = None
+        self.quantized = None
 
     row_bytes = property(lambda self: 4 * self.n)
     span = property(lambda self: (self.address, self.address + self.n_bytes))
@@ -7918,8 +7915,10 @@ class Program:
     def __init__(self, arena):
         self.arena, self.lines, self.keep, self.calls = arena, [], [], []
         self.holes, self.end, self.peak_bytes = [], 0, 0
-        self.since = self.last = [], []     # (address, end) read, written: since the last barrier
-        self.by_row = False                 # but for the last line, and by it and those it joined
+        # (address, end) of what is read, and of what is written: by the lines since the last
+        # barrier, but for the last one and those that it joined; and by these.
+        self.since = self.last = [], []
+        self.by_row = False                 # whether the last line goes row by row
 
     def place(self, n_bytes):
         """Return the address of n_bytes of the arena, on a 64-byte border."""
@@ -8042,13 +8041,13 @@ class NativeFault(Exception):
     """Machine code cannot run here, or does not do what it should; the message says why."""
 
 
-SHARES = 8                              # chunks a thread in which the rows of a weight are dealt out
+SHARES = 8                              # chunks a thread, in which a weight's rows are dealt out
 PANEL_ROWS = 32                         # weight rows of a chunk where many activations meet them
 SLICE = 8192                            # elements of a chunk of an element-wise operation
 ATTENTION_ROWS = 16                     # neighbouring rows that share the loading of keys
 SCRATCH_BYTES = 8 << 20                 # of each thread; committed as it is written
-KEPT_PROGRAMS = 8
-FULL_U8 = ("vnni", "avxvnni")
+KEPT_PROGRAMS = 8                       # the oldest goes first
+FULL_U8 = ("vnni", "avxvnni")           # where dot4_us takes all unsigned bytes, see emit_matmul
 
 
 def f32_bits(x):
@@ -8066,14 +8065,15 @@ def address_of(buf):
 # rows of numbers are tried by themselves; quantize runs inside every trial of a matrix.
 
 def _check_key(emit, parameters):
-    """Return what makes two kernels alike enough to be tried once: width and lanes do not count."""
+    """Return what makes two kernels alike enough to be tried once: n_in and lanes do not count."""
     return (emit, *[p for p in parameters if isinstance(p, (str, Format))], *parameters[3:])
 
 
 def _trial_tensor(fmt, n_out, n_in, rng):
-    """Return a Tensor of random blocks whose scales are finite: no byte with the bits of infinity."""
+    """Return a Tensor of random blocks of finite scales: no byte has the bits of infinity."""
     finite = bytes(b if b & 0x7C != 0x7C else b ^ 0x40 for b in range(256))
-    data = rng.getrandbits(8 * fmt.n_bytes(n_out * n_in)).to_bytes(fmt.n_bytes(n_out * n_in), "little")
+    n_bytes = fmt.n_bytes(n_out * n_in)
+    data = rng.getrandbits(8 * n_bytes).to_bytes(n_bytes, "little")
     if fmt.name == "F32":                 # its third byte counts too: take numbers
         return Tensor("trial", fmt, (n_out, n_in),
                       array("f", [rng.uniform(-1, 1) for _ in range(n_out * n_in)]).tobytes())
@@ -8090,13 +8090,14 @@ def _trial(emit, parameters):
     def rows(n_rows, n):
         return [array("f", [rng.uniform(-2, 2) for _ in range(n)]) for _ in range(n_rows)]
 
-    x, y, (w, b), fixed = rows(3, 37), rows(3, 37), rows(2, 37), parameters
+    x, y, (w, b) = rows(3, 37), rows(3, 37), rows(2, 37)
     if emit in (emit_matvec, emit_matmul, emit_matmul_float):
-        matrix = _trial_tensor(fixed[0], (fixed[2:] or (8,))[0], fixed[1], rng)
-        x = rows(fixed[3] if emit is emit_matvec else 9, fixed[1])
+        fmt, n_in, *rest = parameters                   # rest: lanes, then n_rows of emit_matvec
+        matrix = _trial_tensor(fmt, rest[0] if rest else 8, n_in, rng)
+        x = rows(rest[1] if emit is emit_matvec else 9, n_in)
         return (lambda ops, x: ops.matmul(matrix, x)), [x]
     if emit is emit_embed:
-        matrix = _trial_tensor(fixed[0], 5, fixed[1], rng)
+        matrix = _trial_tensor(parameters[0], 5, parameters[1], rng)
         return (lambda ops, index: ops.embed(matrix, index)), [[4, 0, 3]]
     return {
         emit_add: ((lambda ops, x, y: ops.add(x, y)), [x, y]),
@@ -8146,7 +8147,12 @@ def _attention_trial(cache, spec):
 class Native:
     """The operation surface as a recorder of programs.
 
-    Each method appends lines and returns the Buffer that they will fill.
+    Each method appends lines to self.program and returns the Buffer that they will fill.
+    kernels: (emit, parameters) -> (address, Builder)   programs: the records, by number of rows
+    owned: by id, weights that lie where programs expect them   tables: see table_memory
+    unchecked, checked: kernels used so far and those that agreed with chapter 4, by _check_key
+    examples: for rope and attention, what their trials are made from
+    arena: Memory for the Buffers   inputs: for tokens, positions and the like of n_inputs rows
     """
 
     name, prefill_rows = "native", 256
@@ -8222,7 +8228,7 @@ class Native:
         self.line(x.n_rows * slices, reads, [out], emit, by_row=slices == 1, **fields)
         return out
 
-    # The operation surface
+    # The operation surface: each operation as in 4.4, over Buffers instead of rows.
 
     def embed(self, w, index):
         """Record out[r] = row index[r] of w; index: Index."""
@@ -8281,16 +8287,17 @@ class Native:
 
     def rms_norm(self, x, w, eps):
         out = self.buffer(x.n_rows, x.n)
-        self.line(x.n_rows, [x], [out], emit_rms_norm, by_row=True, x=x.address, x_row_bytes=x.row_bytes,
-                  out=out.address, out_row_bytes=out.row_bytes, w=self.vector(w), n=len(w),
-                  runs=x.n // len(w), eps_bits=f32_bits(eps))
+        self.line(x.n_rows, [x], [out], emit_rms_norm, by_row=True, x=x.address,
+                  x_row_bytes=x.row_bytes, out=out.address, out_row_bytes=out.row_bytes,
+                  w=self.vector(w), n=len(w), runs=x.n // len(w), eps_bits=f32_bits(eps))
         return out
 
     def layer_norm(self, x, w, b, eps):
         out = self.buffer(x.n_rows, x.n)
-        self.line(x.n_rows, [x], [out], emit_layer_norm, by_row=True, x=x.address, x_row_bytes=x.row_bytes,
-                  out=out.address, out_row_bytes=out.row_bytes, w=self.vector(w),
-                  b=0 if b is None else self.vector(b), n=x.n, eps_bits=f32_bits(eps))
+        self.line(x.n_rows, [x], [out], emit_layer_norm, by_row=True, x=x.address,
+                  x_row_bytes=x.row_bytes, out=out.address, out_row_bytes=out.row_bytes,
+                  w=self.vector(w), b=0 if b is None else self.vector(b), n=x.n,
+                  eps_bits=f32_bits(eps))
         return out
 
     def rows(self, x, index):
@@ -8375,8 +8382,8 @@ class Native:
             self.team.run_kernel = untimed
         stamps = [system_time(program.counters.address + COUNTER_BYTES * i + STAMP_OFF)
                   for i in range(len(program.lines))]
-        return self.logits(program), [
-            (*call, after - before) for call, before, after in zip(program.calls, stamps, stamps[1:])]
+        seconds = map(sub, stamps[1:], stamps)
+        return self.logits(program), [(*call, s) for call, s in zip(program.calls, seconds)]
 
     def record(self, forward, model, batch):
         """Return the Program of a forward pass over so many rows."""
@@ -8430,7 +8437,7 @@ class Native:
             places = []
             for x in inputs:
                 is_rows = isinstance(x[0], array)
-                data = b"".join([row.tobytes() for row in x]) if is_rows else array("i", x).tobytes()
+                data = b"".join(row.tobytes() for row in (x if is_rows else [array("i", x)]))
                 place = self.buffer(len(x), len(x[0]) if is_rows else 1)
                 ctypes.memmove(place.address, data, len(data))
                 places.append(place if is_rows else Index(place.address, len(x)))
@@ -8516,7 +8523,7 @@ def warn_plain(reason):
 
 
 def usable_cores():
-    """Return how many physical cores this process may use: its affinity, its share, no siblings."""
+    """Return how many physical cores this process may use, by its affinity and its share."""
     if hasattr(os, "sched_getaffinity"):
         cpus = os.sched_getaffinity(0)
     else:
@@ -8545,9 +8552,9 @@ def _function_address(function):
 
 def system_yield():
     """Return the address of the system's function that lets another thread run."""
-    if sys.platform == "win32":
-        return _function_address(_foreign(ctypes.WinDLL("kernel32"), "SwitchToThread", ctypes.c_int))
-    return _function_address(_foreign(ctypes.CDLL(None), "sched_yield", ctypes.c_int))
+    library, name = ((ctypes.WinDLL("kernel32"), "SwitchToThread") if sys.platform == "win32" else
+                     (ctypes.CDLL(None), "sched_yield"))
+    return _function_address(_foreign(library, name, ctypes.c_int))
 
 
 def system_clock():
