@@ -1412,6 +1412,37 @@ def bpe_merge(parts, rank):
     return [part for part in parts if part is not None]
 
 
+class Finder:
+    """Where each text of a long sequence stands: a dict that unfolds as it is used.
+
+    texts: sequence of str or UTF-8 bytes   keep(i): whether place i may be found
+    A dict of 262144 texts takes 40 MB, of which a prompt looks at some hundreds.  Here every
+    text is first only sorted, by its hash, into a bucket of numbers; a bucket becomes a dict
+    when a text is looked up that could be in it.  Of equal texts the first counts.
+    """
+
+    def __init__(self, texts, keep=None):
+        self.texts, self.keep = texts, keep
+        self.mask = (1 << max(1, len(texts) // 64).bit_length()) - 1
+        homes = array("I", [hash(_as_str(text)) & self.mask for text in texts])
+        self.buckets = [array("I") for _ in range(self.mask + 1)]
+        for i, home in enumerate(homes):
+            self.buckets[home].append(i)
+
+    def get(self, text):
+        """Return the place of text, or None."""
+        home = hash(text) & self.mask
+        bucket = self.buckets[home]
+        if not isinstance(bucket, dict):
+            bucket = {_as_str(self.texts[i]): i for i in reversed(bucket)
+                      if self.keep is None or self.keep(i)}
+            self.buckets[home] = bucket
+        return bucket.get(text)
+
+    def __contains__(self, text):
+        return self.get(text) is not None
+
+
 class Vocabulary:
     """The text and the type of every token id, and the ways to look a text up.
 
@@ -1442,17 +1473,8 @@ class Vocabulary:
 
     @functools.cached_property
     def ids(self):
-        """{text: token} of the tokens that merging may yield: never a control or byte token.
-
-        Of two tokens with one text the lower id counts.
-        """
-        n = len(self)
-        texts = [_as_str(text) for text in self.texts]
-        found = dict(zip(reversed(texts), range(n - 1, -1, -1)))
-        for token, kind in enumerate(self.types):
-            if kind not in (NORMAL, USER_DEFINED) and found.get(texts[token]) == token:
-                del found[texts[token]]
-        return found
+        """Finder of the tokens that merging may yield: never a control or byte token."""
+        return Finder(self.texts, lambda token: self.types[token] in (NORMAL, USER_DEFINED))
 
     @functools.cached_property
     def byte_ids(self):
@@ -1468,7 +1490,7 @@ def rank_by_merges(vocabulary, merges):
     """Return rank(left, right) for bpe_merge: the place of "left right" in merges."""
     @functools.lru_cache(maxsize=None)
     def ranks():
-        return {_as_str(merge): i for i, merge in enumerate(merges)}
+        return Finder(merges)
 
     def rank(left, right):
         found = ranks().get(f"{left} {right}")
@@ -1674,9 +1696,9 @@ class ByteLevel:
     def word_ids(self, word):
         ids = self.vocabulary.ids
         if self.whole_words and word in ids:
-            return [ids[word]]
+            return [ids.get(word)]
         # A byte without a token is left out, as everywhere: Falcon has none for control bytes.
-        return [ids[part] for part in bpe_merge(list(word), self.rank) if part in ids]
+        return [ids.get(part) for part in bpe_merge(list(word), self.rank) if part in ids]
 
     def piece(self, text):
         """Return the bytes that a normal token's text stands for."""
@@ -1705,7 +1727,7 @@ class SentencePiece:
     def cuts(self):
         """Where no merge can reach across: before a space, unless after a character that some
         token has before a space.  So words can be merged, and remembered, one by one."""
-        tokens = "\0".join(self.vocabulary.ids)
+        tokens = "\0".join(map(_as_str, self.vocabulary.texts))
         inside = "".join(sorted(set(re.findall(f"(?s)(.){SPACE}", tokens)) | {SPACE}))
         return re.compile(f"(?<![{re.escape(inside)}])(?={SPACE})")
 
@@ -1723,7 +1745,7 @@ class SentencePiece:
         out = []
         for part in bpe_merge(list(word), self.rank):
             if part in ids:
-                out.append(ids[part])
+                out.append(ids.get(part))
                 continue
             bytes_of_part = [byte_ids.get(f"<0x{b:02X}>") for b in part.encode("utf-8")]
             if None in bytes_of_part:
@@ -8065,7 +8087,7 @@ class Native:
     Each method appends lines and returns the Buffer that they will fill.
     """
 
-    name, prefill_rows = "native", 256
+    name, prefill_rows = "native", 192      # a multiple of the six rows that a tile holds
 
     def __init__(self, isa, n_threads):
         self.isa, self.n_threads = isa, n_threads
@@ -10053,6 +10075,15 @@ def choose_backend(device, threads, weight_bytes):
     return Native(isa, threads)
 
 
+def give_back_memory():
+    """Have glibc return what Python needed to translate this file, some 25 MB, to the system."""
+    if sys.platform == "linux":
+        try:
+            _foreign(ctypes.CDLL(None), "malloc_trim", ctypes.c_int, ctypes.c_size_t)(0)
+        except AttributeError:          # another C library
+            pass
+
+
 def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", page_size=None):
     """Load a model.
 
@@ -10063,6 +10094,7 @@ def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", p
     a page of it; None: one page
     Raises KshipraError for anything wrong with the file or the parameters.
     """
+    give_back_memory()
     checkpoint = open_checkpoint(path)
     weight_bytes = sum(t.n_bytes for t in checkpoint.tensors.values())
     ops = choose_backend(device, threads, weight_bytes)
