@@ -2608,7 +2608,43 @@ def matmul_packed(w, x):
 # order.  A chunk's borders are absolute positions, so that prefill in one piece, in many
 # pieces or token by token does the same arithmetic.
 
+#
+# What attention reads are keys and values as the cache keeps them: rounded to one of a few
+# formats of chapter 1.
+
 CHUNK = 64
+Q8_0_MAX = 8321039.5            # the largest f32 whose 127th, a block's scale, is finite in f16
+
+
+def f32_to_q8_0(floats) -> bytes:
+    """Return finite floats, whole blocks, in Q8_0: clamped to +-Q8_0_MAX, then encoded."""
+    if max(floats) > Q8_0_MAX or min(floats) < -Q8_0_MAX:
+        floats = [min(max(x, -Q8_0_MAX), Q8_0_MAX) for x in floats]
+    return FORMATS["Q8_0"].encode(floats)
+
+
+class KVType(NamedTuple):
+    """How a cache keeps keys and values."""
+    format: Format
+    write: object               # function of an array('f') of finite numbers -> bytes
+
+
+KV_TYPES = {
+    "f32": KVType(FORMATS["F32"], array.tobytes),
+    "f16": KVType(FORMATS["F16"], f32_to_f16),
+    "q8_0": KVType(FORMATS["Q8_0"], f32_to_q8_0),
+}
+
+
+def kv_vector_bytes(kv_type, head_dim):
+    """Return the size of one key or value.  Raises KshipraError where there is no such cache."""
+    if kv_type not in KV_TYPES:
+        raise KshipraError(f"kv_type {kv_type!r} is unknown; use one of {', '.join(KV_TYPES)}")
+    format = KV_TYPES[kv_type].format
+    if head_dim % format.block_len:
+        raise KshipraError(f"kv_type {kv_type!r} keeps blocks of {format.block_len} numbers, and "
+                           f"head_dim {head_dim} is no multiple of that; use another --kv-type")
+    return format.n_bytes(head_dim)
 
 
 def softcap_of(x, cap):
@@ -6972,9 +7008,7 @@ def _rope_interleaved(k, x, out, cos, sin, half):
 #   arena + page * page_bytes + layer_off
 #         + ((which * n_kv_heads + head) * page_size + slot) * bytes of a vector
 #
-# Its 4 or 2 bytes a number are read and written exactly: next to a vector is another one's.
-
-VALUE_BYTES = {"f32": 4, "f16": 2}
+# These bytes are read and written exactly: next to a vector is another one's.
 
 
 def _copy_bytes(k, to, to_disp, source, disp, n_bytes):
@@ -6986,6 +7020,30 @@ def _copy_bytes(k, to, to_disp, source, disp, n_bytes):
             disp, to_disp, n_bytes = disp + size, to_disp + size, n_bytes - size
 
 
+HALF_BELOW = f32(0.49999997)                # the float32 just below 1/2
+
+
+def emit_q8_0_block(k, block, to):
+    """Emit _write_q8_0 of 32 numbers, four vectors, into the 34 bytes at `to`.
+
+    The peak is found among integers, as in emit_quantize_block, so one NaN makes the scale NaN
+    and is seen by whoever reads the block.  Halves round away from zero: floor(|x| + HALF_BELOW),
+    since to 0.49999997 a whole half would add up to 1.  The store of the scale writes 16 bytes;
+    the codes then come over all but its first two.
+    """
+    magnitude = k.const_i32x8(0x7FFFFFFF).f32
+    a, b, c, d = [(v & magnitude).i32 for v in block]
+    peak = k.hmax_u32(k.max_u32(k.max_u32(a, b), k.max_u32(c, d))).f32
+    scale = peak / k.const_f32x8(127.0)
+    inverse = k.const_f32x8(1.0) / scale
+    inverse &= k.cmp_f32(inverse, "<=", k.const_f32x8(F32_MAX)).f32     # _inverse
+    k.store_f16x8(to, scale)
+    for i, v in enumerate(block):
+        v = v * inverse
+        code = k.floor_f32((v & magnitude) + k.const_f32x8(HALF_BELOW)) | k.andnot(magnitude, v)
+        k.store_i32_as_i8(to, k.f32_to_i32(code), 2 + 8 * i)
+
+
 def emit_kv_store(k, kv_type, head_dim):
     """Emit PagePool.write for one row: round its k and v to kv_type, and store them.
 
@@ -6995,34 +7053,41 @@ def emit_kv_store(k, kv_type, head_dim):
     """
     field = Fields(k, "k", "k_row_bytes", "v", "v_row_bytes", "tables", "positions", "arena",
                    "page_bytes", "layer_off", "page_size", "n_kv_heads")
-    size, full, rest = VALUE_BYTES[kv_type], head_dim // 8, head_dim % 8
+    format, vector_bytes = KV_TYPES[kv_type].format, kv_vector_bytes(kv_type, head_dim)
     pos, page_size = k.load_i32(field("positions") + (k.chunk << 2)), field("page_size")
     table = k.load_i64(field("tables") + (k.chunk << 3))
     page = k.load_i32(table + (k.div(pos, page_size) << 2))
     to = field("arena") + page * field("page_bytes") + field("layer_off")
-    to += k.rem(pos, page_size) * (head_dim * size)
-    step = (page_size - 1) * (head_dim * size)          # from a vector's end to the next head's
-    if kv_type == "f16":
-        top, bottom = k.const_f32x8(F16_MAX), k.const_f32x8(-F16_MAX)
+    to += k.rem(pos, page_size) * vector_bytes
+    step = (page_size - 1) * vector_bytes               # from a vector's end to the next head's
+    if kv_type != "f32":
+        limit = F16_MAX if kv_type == "f16" else Q8_0_MAX
+        top, bottom = k.const_f32x8(limit), k.const_f32x8(-limit)
 
-    def convert(v, pointer):
+    def convert(vectors, pointer):
         if kv_type == "f32":
-            k.store_f32x8(pointer, v)
+            k.store_f32x8(pointer, *vectors)
+            return
+        vectors = [k.min_f32(top, k.max_f32(bottom, _finite(v))) for v in vectors]
+        if kv_type == "f16":
+            k.store_f16x8(pointer, *vectors)
         else:
-            k.store_f16x8(pointer, k.min_f32(top, k.max_f32(bottom, _finite(v))))
+            emit_q8_0_block(k, vectors, pointer)
 
+    run = max(8, format.block_len)                      # numbers converted at a time
+    rest = head_dim % run
     for name in ("k", "v"):
         x = field.row(name, k.chunk)
         with k.loop(field("n_kv_heads")):
-            with k.loop(full):
-                convert(k.load_f32x8(x), to)
-                x += 32
-                to += 8 * size
+            with k.loop(head_dim // run):
+                convert([k.load_f32x8(x, disp) for disp in range(0, 4 * run, 32)], to)
+                x += 4 * run
+                to += format.n_bytes(run)
             if rest:
-                convert(k.load_f32_n(x, k.imm(rest)), k.scratch)
-                _copy_bytes(k, to, 0, k.scratch, 0, rest * size)
+                convert([k.load_f32_n(x, k.imm(rest))], k.scratch)
+                _copy_bytes(k, to, 0, k.scratch, 0, format.n_bytes(rest))
                 x += 4 * rest
-                to += rest * size
+                to += format.n_bytes(rest)
             to += step
 
 
@@ -7114,7 +7179,7 @@ def emit_attention(k, kv_type, head_dim, cap=False):
         k.store_i64(k.scratch, value, at.frame[name])
 
     tools = k, at, field, get, put
-    rows_left = _attention_unit(*tools, head_dim * VALUE_BYTES[kv_type])
+    rows_left = _attention_unit(*tools, kv_vector_bytes(kv_type, head_dim))
     with k.while_(rows_left, ">", 0):
         _attention_run(*tools, rows_left)
         pos = get("lowest") & -8
@@ -7199,35 +7264,51 @@ def _attention_run(k, at, field, get, put, rows_left):
         state += at.state_bytes
 
 
+def _load_vectors(k, kv_type, source, n):
+    """Return an iterator that emits the load of one of n vectors at a time, as float32.
+
+    In q8_0 n is 4, a block: code i is the byte 2 + i, and times d it is exact.
+    """
+    if kv_type == "q8_0":
+        d = k.f16_to_f32(k.broadcast_i16x16(source))
+        return (k.i32_to_f32(k.widen_i8x8(source, 2 + 8 * i)) * d for i in range(n))
+    if kv_type == "f16":
+        return (k.load_f16x8(source, 16 * i) for i in range(n))
+    return (k.load_f32x8(source, 32 * i) for i in range(n))
+
+
 def _attention_load(k, at, field, get, put, kv_type, head_dim):
     """Emit the copy of the keys and values of positions pos..last, eight at a time.
 
     A page holds a multiple of eight, so eight positions from a multiple of eight on lie in
     one page, next to each other.
     """
-    size, full, rest = VALUE_BYTES[kv_type], head_dim // 8, head_dim % 8
-    load = k.load_f16x8 if kv_type == "f16" else k.load_f32x8
+    format, vector_bytes = KV_TYPES[kv_type].format, kv_vector_bytes(kv_type, head_dim)
+    full, rest = head_dim // 8, head_dim % 8
     pos, page_size = get("pos"), field("page_size")
     slot, entry = k.rem(pos, page_size), get("table") + (k.div(pos, page_size) << 2)
     to = k.scratch + (pos & (CHUNK - 1)) * at.row_bytes
     with k.loop(((get("last") - pos) >> 3) + 1):
-        keys = k.load_i32(entry) * field("page_bytes") + get("k_addr") + slot * (head_dim * size)
+        keys = k.load_i32(entry) * field("page_bytes") + get("k_addr") + slot * vector_bytes
         values = keys + get("v_step")
         if rest == 0:
-            with k.loop(head_dim // 4):         # head_dim vectors are eight positions
-                for i in range(4):
-                    k.store_f32x8(to, load(keys, 8 * size * i), at.keys + 32 * i)
-                    k.store_f32x8(to, load(values, 8 * size * i), at.values + 32 * i)
-                for pointer, n_bytes in ((keys, 32 * size), (values, 32 * size), (to, 128)):
+            with k.loop(head_dim // 4):         # 32 numbers each: eight positions
+                for source, disp in ((keys, at.keys), (values, at.values)):
+                    for i, v in enumerate(_load_vectors(k, kv_type, source, 4)):
+                        k.store_f32x8(to, v, disp + 32 * i)
+                for pointer, n_bytes in ((keys, format.n_bytes(32)), (values, format.n_bytes(32)),
+                                         (to, 128)):
                     k.add(pointer, n_bytes, to=pointer)
         else:
             with k.loop(8):
                 for source, disp in ((keys, at.keys), (values, at.values)):
-                    for i in range(full):
-                        k.store_f32x8(to, load(source, 8 * size * i), disp + 32 * i)
-                    _copy_bytes(k, k.scratch, at.spare, source, 8 * size * full, rest * size)
-                    k.store_f32x8(to, load(k.scratch, at.spare), disp + 32 * full)
-                    k.add(source, head_dim * size, to=source)
+                    for i, v in enumerate(_load_vectors(k, kv_type, source, full)):
+                        k.store_f32x8(to, v, disp + 32 * i)
+                    _copy_bytes(k, k.scratch, at.spare, source, format.n_bytes(8 * full),
+                                format.n_bytes(rest))
+                    v, = _load_vectors(k, kv_type, k.scratch + at.spare, 1)
+                    k.store_f32x8(to, v, disp + 32 * full)
+                    k.add(source, vector_bytes, to=source)
                 to += at.row_bytes
         slot += 8
         with k.if_(slot, ">=", page_size):
@@ -8411,9 +8492,6 @@ def system_time(address):
 #
 # Not here: moving pages to disk.  After Kwon et al. (2023), "PagedAttention", section 4.
 
-KV_TYPES = ("f32", "f16")
-
-
 def check_page_size(page_size):
     """Refuse a page size that would cut a chunk of attention unevenly."""
     if page_size < 8 or (CHUNK % page_size and page_size % CHUNK):
@@ -8423,21 +8501,19 @@ def check_page_size(page_size):
 class PagePool:
     """An arena of n_pages pages, lent out by number and counted.
 
-    layers: one (n_kv_heads, head_dim) for each layer
+    layers: one (n_kv_heads, head_dim) for each layer   kv_type: a name of KV_TYPES
     page_size: positions in a page: 8, 16, 32 or a multiple of CHUNK
     refs[page]: how many tables hold the page
     """
 
     def __init__(self, layers, n_pages, page_size, kv_type="f16"):
-        if kv_type not in KV_TYPES:
-            raise KshipraError(f"kv_type {kv_type!r} is unknown; use one of {', '.join(KV_TYPES)}")
         check_page_size(page_size)
         self.page_size, self.kv_type, self.n_pages = page_size, kv_type, n_pages
-        self.value_bytes = 4 if kv_type == "f32" else 2
         self.layers, self.layer_offs, page_bytes = layers, [], 0
-        for n_kv_heads, head_dim in layers:
+        self.vector_bytes = [kv_vector_bytes(kv_type, head_dim) for _, head_dim in layers]
+        for (n_kv_heads, _), vector_bytes in zip(layers, self.vector_bytes):
             self.layer_offs.append(page_bytes)
-            page_bytes += 2 * n_kv_heads * page_size * head_dim * self.value_bytes
+            page_bytes += 2 * n_kv_heads * page_size * vector_bytes
         self.page_bytes = page_bytes
         try:
             self.arena = mmap.mmap(-1, max(1, n_pages * page_bytes))
@@ -8472,22 +8548,21 @@ class PagePool:
 
     def offset(self, layer, page, which, head, slot):
         """Return the byte offset in the arena of one k (which = 0) or v (which = 1) vector."""
-        n_kv_heads, head_dim = self.layers[layer]
-        vector = ((which * n_kv_heads + head) * self.page_size + slot) * head_dim
-        return page * self.page_bytes + self.layer_offs[layer] + vector * self.value_bytes
+        vector = (which * self.layers[layer][0] + head) * self.page_size + slot
+        return (page * self.page_bytes + self.layer_offs[layer]
+                + vector * self.vector_bytes[layer])
 
     def write(self, layer, seq, pos, k, v):
         """Store one position's k and v, each (n_kv_heads * head_dim,), rounded to kv_type.
 
-        Raises KshipraError for what is not finite, which f16 would clamp.
+        Raises KshipraError for what is not finite, which f16 and q8_0 would clamp.
         """
         page, slot = seq.table[pos // self.page_size], pos % self.page_size
-        n_kv_heads, head_dim = self.layers[layer]
-        n = head_dim * self.value_bytes
+        n = self.vector_bytes[layer]
         for which, row in enumerate((k, v)):
             check_finite(row)
-            data = f32_to_f16(row) if self.kv_type == "f16" else row.tobytes()
-            for head in range(n_kv_heads):
+            data = KV_TYPES[self.kv_type].write(row)
+            for head in range(self.layers[layer][0]):
                 at = self.offset(layer, page, which, head, slot)
                 self.arena[at:at + n] = data[head * n:(head + 1) * n]
 
@@ -8496,7 +8571,7 @@ class PagePool:
 
         keys, values: array('f') (n, head_dim), flat
         """
-        n_bytes = self.layers[layer][1] * self.value_bytes
+        n_bytes, read = self.vector_bytes[layer], KV_TYPES[self.kv_type].format.decode
         while lowest < end:
             stop = min(end, (lowest // CHUNK + 1) * CHUNK)
             kv = bytearray(), bytearray()
@@ -8508,10 +8583,7 @@ class PagePool:
                     at = self.offset(layer, seq.table[pos // self.page_size], which, head, slot)
                     part += self.arena[at:at + n * n_bytes]
                 pos += n
-            if self.kv_type == "f16":
-                yield (lowest, f16_to_f32(kv[0]), f16_to_f32(kv[1]))
-            else:
-                yield (lowest, array("f", bytes(kv[0])), array("f", bytes(kv[1])))
+            yield (lowest, *map(read, kv))
             lowest = stop
 
 
@@ -9567,7 +9639,7 @@ def attention_cost(batch, window, n_heads, n_kv_heads, head_dim):
     for seq, pos in zip(batch.sequences, batch.positions):
         seen = min(pos + 1, window or pos + 1)
         ends[id(seq)], n_seen = max(seen, ends.get(id(seq), 0)), n_seen + seen
-    kv_bytes = 2 * n_kv_heads * head_dim * batch.cache.value_bytes
+    kv_bytes = 2 * n_kv_heads * kv_vector_bytes(batch.cache.kv_type, head_dim)
     return ("attention", sum(ends.values()) * kv_bytes
             + 8 * len(batch.positions) * n_heads * head_dim, 4 * n_seen * n_heads * head_dim)
 
@@ -9596,8 +9668,8 @@ def line_cost(batch, emit, parameters, fields, n_chunks):
         return attention_cost(batch, fields["window"], fields["n_heads"], fields["n_kv_heads"],
                               parameters[1])
     if name == "kv_store":
-        n = 2 * n_chunks * fields["n_kv_heads"] * parameters[1]
-        return name, n * (4 + batch.cache.value_bytes), n
+        n, head_dim = 2 * n_chunks * fields["n_kv_heads"], parameters[1]
+        return name, n * (4 * head_dim + kv_vector_bytes(*parameters)), n * head_dim
     if name == "embed":
         n = n_chunks * parameters[1]
         return name, parameters[0].n_bytes(n) + 4 * n, n
@@ -9974,8 +10046,8 @@ def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", p
     path: GGUF file, safetensors file, Hugging Face directory; None: the model in this file
     device: "native" for machine code, "python" for chapter 4, "auto" for the first that works
     threads: None for all that pay   ctx_size: positions in the cache; None: the model's own, at
-    most DEFAULT_CTX   kv_type: "f32" or "f16"   page_size: positions in a page of the cache;
-    None: one page
+    most DEFAULT_CTX   kv_type: "f32", "f16" or "q8_0", for the cache   page_size: positions in
+    a page of it; None: one page
     Raises KshipraError for anything wrong with the file or the parameters.
     """
     checkpoint = open_checkpoint(path)
@@ -10035,7 +10107,7 @@ def describe(path, ctx_size=None, kv_type="f16"):
         return
     hp = Hparams(checkpoint)
     n_ctx = hp.check_ctx(ctx_size)
-    kv_bytes = 2 * hp.n_layers * hp.n_kv_heads * hp.head_dim * (4 if kv_type == "f32" else 2)
+    kv_bytes = 2 * hp.n_layers * hp.n_kv_heads * kv_vector_bytes(kv_type, hp.head_dim)
     embed = checkpoint.tensors.get(Loader(checkpoint, hp).name("embed", None, "weight"))
     n_vocab = embed.shape[0] if embed is not None else 0
     scratch = 4 * (Reference.prefill_rows * (4 * hp.hidden + 2 * hp.ffn) + n_vocab)
@@ -10104,7 +10176,9 @@ def build_parser():
         help=f"positions in the cache (default: the model's, at most {DEFAULT_CTX})")
     add("-t", "--threads", type=int, metavar="N", help="threads (default: all that pay)")
     add("--device", choices=DEVICES, default="auto", help="what computes (default: auto)")
-    add("--kv-type", choices=KV_TYPES, default="f16", help="type of the cache (default: f16)")
+    add("--kv-type", choices=KV_TYPES, default="f16",
+        help="type of the cache (default: f16); q8_0 takes half as much, and is coarse where a "
+        "few of a key's numbers are much larger than the rest")
     add("--paged-cache", action="store_true", help="keep the cache in small pages")
     add("--page-size", type=int, metavar="N",
         help="positions in a page of the paged cache (default: 64)")

@@ -9,13 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import kshipra
+import tiny
 from kshipra import CHUNK, KshipraError, PagePool, Sequence
 
 LAYERS = [(2, 4), (1, 6)]               # two layers that differ in heads and width
+LAYERS_OF = {"f32": LAYERS, "f16": LAYERS, "q8_0": [(2, 32), (1, 64)]}
+kv_types = pytest.mark.parametrize("kv_type", sorted(kshipra.KV_TYPES))
 
 
-def vectors(rng, layer):
-    n_kv_heads, head_dim = LAYERS[layer]
+def vectors(rng, layers, layer):
+    n_kv_heads, head_dim = layers[layer]
     return [array("f", [rng.gauss(0, 1) for _ in range(n_kv_heads * head_dim)]) for _ in "kv"]
 
 
@@ -25,20 +28,21 @@ def append(seq, token, rng, book):
     seq.reserve(pos, pos + 1)
     seq.tokens.append(token)
     for layer in range(len(LAYERS)):
-        k, v = vectors(rng, layer)
+        k, v = vectors(rng, seq.pool.layers, layer)
         seq.pool.write(layer, seq, pos, k, v)
         del book[layer][pos:]
         book[layer].append((k, v))
 
 
 def rounded(row, kv_type):
-    return row if kv_type == "f32" else kshipra.f16_to_f32(kshipra.f32_to_f16(row))
+    format = kshipra.FORMATS[kv_type.upper()]
+    return format.decode(format.encode(row))
 
 
 def check(seq, book, lowest=0):
     """Compare all that the pages hold with the book."""
     end = len(seq.tokens)
-    for layer, (n_kv_heads, dim) in enumerate(LAYERS):
+    for layer, (n_kv_heads, dim) in enumerate(seq.pool.layers):
         for head in range(n_kv_heads):
             at = lowest
             for first, keys, values in seq.pool.chunks(layer, seq, head, lowest, end):
@@ -55,11 +59,11 @@ def check(seq, book, lowest=0):
             assert at == max(end, lowest)
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+@kv_types
 @pytest.mark.parametrize("page_size", [8, 16, 32, 64, 128, 192])
 def test_what_was_written_is_read(page_size, kv_type):
     rng, book = random.Random(1), [[], []]
-    pool = PagePool(LAYERS, -(-200 // page_size), page_size, kv_type)
+    pool = PagePool(LAYERS_OF[kv_type], -(-200 // page_size), page_size, kv_type)
     seq = Sequence(pool)
     for i in range(200):
         append(seq, i, rng, book)
@@ -82,6 +86,47 @@ def test_f16_clamps_what_is_large_and_refuses_what_is_not_finite():
             pool.write(0, seq, 0, row, row)
 
 
+@kv_types
+def test_the_plan_is_what_the_pool_takes(tmp_path, kv_type):
+    path = tiny.write(tmp_path / "tiny.gguf", n_layers=3, n_kv_heads=2, head_dim=64)
+    pool = PagePool([(2, 64)] * 3, 1, 64, kv_type)
+    line, = [line for line in kshipra.describe(path, kv_type=kv_type) if "KV cache" in line]
+    assert line.endswith(f", {kv_type}, 256 positions of {pool.page_bytes // 64} bytes")
+
+
+def test_a_plan_for_a_head_that_is_no_whole_number_of_blocks_is_refused(tmp_path):
+    lines = kshipra.describe(tiny.write(tmp_path / "tiny.gguf", head_dim=16), kv_type="q8_0")
+    with pytest.raises(KshipraError, match="head_dim 16 is no multiple"):
+        list(lines)
+
+
+@given(st.lists(st.one_of(st.floats(width=32, allow_nan=False, allow_infinity=False),
+                          st.floats(-1, 1, width=32), st.just(0.0)), min_size=64, max_size=64),
+       st.sampled_from([0.0, 1e-45, 1e-30, 1e-6, 1.0, 1e4, 1e5]))
+def test_q8_0_is_the_format_of_chapter_1(row, top):
+    """The bytes of Format.encode, for any row; what its scale could not hold is clamped first."""
+    row = array("f", [max(-top, min(x, top)) for x in row[:32]] + row[32:])
+    limit = kshipra.Q8_0_MAX
+    pool = PagePool([(1, 64)], 1, 64, "q8_0")
+    seq = Sequence(pool)
+    seq.reserve(0, 1)
+    pool.write(0, seq, 0, row, row)
+    clamped = array("f", [max(-limit, min(x, limit)) for x in row])
+    assert pool.arena[:68] == kshipra.FORMATS["Q8_0"].encode(clamped)
+    assert pool.page_bytes == 2 * 64 * 68
+
+
+def test_q8_0_clamps_only_what_its_scale_cannot_hold():
+    """The first float32 above the limit is the first that Format.encode refuses."""
+    limit = array("f", [kshipra.Q8_0_MAX] + 31 * [1.0])
+    above = array("f", [kshipra.Q8_0_MAX + 0.5] + 31 * [1.0])
+    data = kshipra.FORMATS["Q8_0"].encode(limit)
+    assert kshipra.f32_to_q8_0(limit) == kshipra.f32_to_q8_0(above) == data
+    assert kshipra.f32_to_q8_0(array("f", [-3e38] + 31 * [1.0]))[:3] == data[:2] + b"\x81"
+    with pytest.raises(KshipraError, match="beyond the range of Q8_0"):
+        kshipra.FORMATS["Q8_0"].encode(above)
+
+
 @pytest.mark.parametrize("size", [-64, -1, 0, 1, 4, 7, 9, 12, 24, 48, 63, 65, 96, 100])
 def test_page_sizes_that_would_cut_a_chunk_are_refused(size):
     with pytest.raises(KshipraError, match=f"page size {size} "):
@@ -89,8 +134,11 @@ def test_page_sizes_that_would_cut_a_chunk_are_refused(size):
 
 
 def test_unknown_types_and_impossible_sizes_are_refused():
-    with pytest.raises(KshipraError, match="kv_type 'q8_0'.*f32, f16"):
-        PagePool(LAYERS, 1, 64, "q8_0")
+    with pytest.raises(KshipraError, match="kv_type 'q4_0'.*f32, f16, q8_0"):
+        PagePool(LAYERS, 1, 64, "q4_0")
+    for head_dim in (1, 8, 16, 48, 80, 100):
+        with pytest.raises(KshipraError, match=f"q8_0.* 32 numbers.* head_dim {head_dim} "):
+            PagePool([(1, 32), (1, head_dim)], 1, 64, "q8_0")
     with pytest.raises(KshipraError, match="cannot be had"):
         PagePool(LAYERS, 2 ** 50, 64)
 
@@ -131,10 +179,10 @@ def test_common_prefix_leaves_one_token_over(have, want):
 class Pages(RuleBasedStateMachine):
     """Sequences that grow, fork, shrink and vanish in any order, against a plain list each."""
 
-    @initialize(page_size=st.sampled_from([8, 16]), kv_type=st.sampled_from(["f32", "f16"]))
+    @initialize(page_size=st.sampled_from([8, 16]), kv_type=st.sampled_from(sorted(kshipra.KV_TYPES)))
     def start(self, page_size, kv_type):
         self.rng = random.Random(page_size)
-        self.pool = PagePool(LAYERS, 12, page_size, kv_type)
+        self.pool = PagePool(LAYERS_OF[kv_type], 12, page_size, kv_type)
         self.lives = [(Sequence(self.pool), [[], []])]
 
     @rule(which=st.integers(0, 99), n=st.integers(1, 20))

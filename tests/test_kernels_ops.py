@@ -306,16 +306,40 @@ class Scene:
         return out.floats()
 
 
+kv_types = pytest.mark.parametrize("kv_type", sorted(kshipra.KV_TYPES))
+
+
+def head_dims(kv_type, widths):
+    """Return a strategy for the widths that a cache of kv_type can keep."""
+    block_len = kshipra.KV_TYPES[kv_type].format.block_len
+    return st.sampled_from([n for n in widths if n % block_len == 0])
+
+
+def kv_rows(rng, n):
+    """A row of n numbers that are hard to round, in f16 or in blocks."""
+    kind = rng.randrange(5)
+    if kind == 0:                       # halves between codes, where a block's scale is 1
+        return array("f", [127.0] + [
+            rng.choice([0.49999997, -0.49999997, rng.randrange(-126, 127) + 0.5,
+                        rng.uniform(-126, 126)]) for _ in range(n - 1)])
+    row = floats_of(rng, n, rng.choice([1e-44, 1e-38, 1e-9, 1e-5, 1.0, 1e6, 1e37]))
+    row[0] = rng.choice([1e30, -1e30, 65504.0, 65519.0, 65520.0, -0.0, 6e-8, 2.5e-8, 1e-45,
+                         8321039.5, 8321040.0, -8321041.0, 3.4e38])
+    return array("f", n * [rng.choice([0.0, -0.0, 1e-45])]) if kind == 1 else row
+
+
 @ways
-@pytest.mark.parametrize("kv_type", ["f32", "f16"])
-@given(head_dim=st.sampled_from([2, 4, 8, 12, 16, 20, 24, 64]), n_kv_heads=st.integers(1, 3),
-       page_size=st.sampled_from([8, 16, 64, 192]), rng=RANDOMS)
+@kv_types
+@given(data=st.data(), n_kv_heads=st.integers(1, 3), page_size=st.sampled_from([8, 16, 64, 192]),
+       rng=RANDOMS)
 @few
-def test_kv_store(run, kv_type, head_dim, n_kv_heads, page_size, rng):
+def test_kv_store(run, kv_type, data, n_kv_heads, page_size, rng):
     """The whole arena is as PagePool.write leaves it: clamped, rounded, nothing else touched."""
+    head_dim = data.draw(head_dims(kv_type, [2, 4, 8, 12, 16, 20, 24, 32, 64, 96, 128, 256]))
     scene = Scene(rng, kv_type, head_dim, n_kv_heads, 1, page_size, (rng.randrange(20), 0), (3, 2))
-    for row in scene.k:
-        row[0] = rng.choice([1e30, -1e30, 65504.0, 65519.0, 65520.0, -0.0, 6e-8, 2.5e-8, 1e-45])
+    for rows in (scene.k, scene.v):
+        for row in rows:
+            row[:head_dim] = kv_rows(rng, head_dim)
     before = scene.pool.arena[:]
     scene.store(run)
     found = scene.pool.arena[:]
@@ -323,6 +347,19 @@ def test_kv_store(run, kv_type, head_dim, n_kv_heads, page_size, rng):
     for k, v, seq, pos in zip(scene.k, scene.v, scene.sequences, scene.positions):
         scene.pool.write(scene.layer, seq, pos, k, v)
     assert found == scene.pool.arena[:]
+
+
+@ways
+@kv_types
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_what_is_not_finite_is_not_hidden_by_the_cache(run, kv_type, bad):
+    """It comes back as no finite number; where the reference refuses, the logits then tell."""
+    for at in (0, 17, 31):
+        scene = Scene(random.Random(1), kv_type, 32, 1, 1, 8, (0,), (1,))
+        scene.k[0][at] = scene.v[0][at] = bad
+        scene.store(run)
+        (_, keys, values), = scene.pool.chunks(scene.layer, scene.sequences[0], 0, 0, 1)
+        assert not math.isfinite(keys[at]) and not math.isfinite(values[at])
 
 
 def check_attention(run, rng, kv_type, head_dim, n_kv_heads, group, page_size, lengths, n_new,
@@ -343,31 +380,34 @@ LENGTHS_BEFORE = st.sampled_from([0, 1, 5, 7, 8, 31, 62, 63, 64, 70, 127, 130])
 
 
 @ways
-@pytest.mark.parametrize("kv_type", ["f32", "f16"])
-@given(head_dim=st.sampled_from([2, 8, 12, 16, 20, 24, 32]), n_kv_heads=st.integers(1, 2),
+@kv_types
+@given(data=st.data(), n_kv_heads=st.integers(1, 2),
        group=st.sampled_from([1, 2, 3, 4, 8]), page_size=st.sampled_from([8, 16, 64, 192]),
        lengths=st.lists(LENGTHS_BEFORE, min_size=1, max_size=3),
        n_new=st.lists(st.integers(1, 3), min_size=3, max_size=3),
        window=st.sampled_from([0, 1, 5, 8, 70]), cap=st.sampled_from([0.0, 50.0, 0.5]),
        sinks=st.booleans(), rows=st.integers(1, 8), rng=RANDOMS)
 @settings(max_examples=12, deadline=None)
-def test_attention(run, kv_type, head_dim, n_kv_heads, group, page_size, lengths, n_new, window,
+def test_attention(run, kv_type, data, n_kv_heads, group, page_size, lengths, n_new, window,
                    cap, sinks, rows, rng):
     """Rows of several sequences, chunk borders, pages, windows, softcaps, sinks, all units."""
+    head_dim = data.draw(head_dims(kv_type, [2, 8, 12, 16, 20, 24, 32]))
     heads = rng.choice([h for h in range(1, group + 1) if group % h == 0])
     check_attention(run, rng, kv_type, head_dim, n_kv_heads, group, page_size, lengths,
                     n_new[:len(lengths)], window, kshipra.f32(cap), sinks, rows, heads)
 
 
-@pytest.mark.parametrize("head_dim", [4, 8, 12, 16, 20, 24, 32, 64, 80, 96, 128, 256])
-@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+@pytest.mark.parametrize("kv_type, head_dim", [
+    (kv_type, n) for kv_type, (format, _) in kshipra.KV_TYPES.items()
+    for n in (4, 8, 12, 16, 20, 24, 32, 64, 80, 96, 128, 256) if n % format.block_len == 0])
 @pytest.mark.skipif(not ISAS, reason="no machine code here")
 def test_attention_of_every_width(head_dim, kv_type):
     """Enough rows across a border for units of eight pairs, of two and of one."""
     rng = random.Random(head_dim)
-    for group, heads, rows, window in ((1, 1, 11, 0), (3, 3, 4, 0), (2, 1, 16, 9)):
-        check_attention(native, rng, kv_type, head_dim, 1, group, 16, (58,), (13,), window, 0.0,
-                        False, rows, heads)
+    for group, heads, rows, window, page_size in (
+            (1, 1, 11, 0, 8), (3, 3, 4, 0, 64), (2, 1, 16, 9, 128)):
+        check_attention(native, rng, kv_type, head_dim, 1, group, page_size, (58,), (13,), window,
+                        0.0, False, rows, heads)
 
 
 # Long rows

@@ -133,6 +133,7 @@ ROADS = [   # architecture and options of a tiny model, each with something of i
     ("qwen3", {"format": "F16"}),
     ("gemma2", {"tied": True, "window": 8}),
     ("gemma3", {"tied": True, "window": 70, "n_layers": 6}),
+    ("llama", {"head_dim": 32}),
 ]
 IDS = ["-".join([arch, *(f"{k}={v}" for k, v in more.items())]) for arch, more in ROADS]
 N = 75                                  # positions: more than a chunk of attention
@@ -150,9 +151,11 @@ def road(request, tmp_path_factory, device):
 
     tokens = tiny.ids(N, seed=request.param)
     truth = {}
-    for kv_type in ("f16", "f32"):
-        model = load(kv_type=kv_type)
-        truth[kv_type] = step_all(model, Sequence(model.cache), tokens, [N])
+    head_dim = load().hparams.head_dim
+    for kv_type, (format, _) in kshipra.KV_TYPES.items():
+        if head_dim % format.block_len == 0:
+            model = load(kv_type=kv_type)
+            truth[kv_type] = step_all(model, Sequence(model.cache), tokens, [N])
     return load, tokens, truth
 
 
@@ -173,9 +176,14 @@ def idle(model):
 
 
 @pytest.mark.parametrize("page_size, kv_type", [
-    (None, "f16"), (None, "f32"), (8, "f16"), (16, "f32"), (64, "f32"), (128, "f16")])
+    (None, "f16"), (None, "f32"), (None, "q8_0"), (8, "f16"), (8, "q8_0"), (16, "f32"),
+    (64, "f32"), (64, "q8_0"), (128, "f16")])
 def test_paged_and_chunked_is_contiguous_and_whole(road, page_size, kv_type):
     load, tokens, truth = road
+    if kv_type not in truth:
+        with pytest.raises(KshipraError, match="head_dim"):
+            load(page_size=page_size, kv_type=kv_type)
+        return
     model = load(page_size=page_size, kv_type=kv_type)
     seq = Sequence(model.cache)
     rng = random.Random(page_size)
@@ -189,6 +197,51 @@ def test_token_by_token_is_whole(road):
     load, tokens, truth = road
     model = load(page_size=16)
     assert step_all(model, Sequence(model.cache), tokens, range(1, N + 1)) == truth["f16"]
+
+
+def with_large_k_bias(numbers, weights):
+    """Give every block of 32 key channels one whose bias is 100, near fifty times a usual key."""
+    for name, tensor in weights.items():
+        if name.endswith("attn_k.bias"):
+            bias = tensor.floats()
+            bias[::32] = array("f", [100.0] * (len(bias) // 32))
+            weights[name] = kshipra.Tensor(name, tensor.format, tensor.shape, bias.tobytes())
+
+
+@pytest.mark.parametrize("change, bounds", [
+    (None, {"f32": 0, "f16": 1e-6, "q8_0": 1e-4}),
+    (with_large_k_bias, {"f32": 0, "f16": 1e-4, "q8_0": 0.03})])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+def test_kv_types_keep_the_distribution(tmp_path, head_dim, change, bounds):
+    """P08: mean KL divergence to the f32 cache, in nats, over 64 positions, each type its bound.
+
+    A large bias takes the precision of all 32 numbers of its block: its 100 leaves them steps
+    of 0.8.  The distributions of neighbouring positions are some tenths of a nat apart; the
+    means found here are a third of the bounds or less.
+    """
+    path = tiny.write(tmp_path / "tiny.gguf", "qwen2", change, hidden=64, n_layers=2, n_heads=2,
+                      n_kv_heads=1, head_dim=head_dim, scale=0.5)
+    found = {}
+    for kv_type in kshipra.KV_TYPES:
+        found[kv_type] = kshipra.load(path, kv_type=kv_type).logits(tiny.ids(64))
+    true = [log_softmax(row) for row in found["f32"]]
+    for kv_type, bound in bounds.items():
+        mean = math.fsum(divergence(p, log_softmax(row))
+                         for p, row in zip(true, found[kv_type])) / 64
+        assert mean <= bound, kv_type
+    apart = math.fsum(map(divergence, true[1:], true)) / 63
+    assert apart > 0.05                 # so the bounds say something
+
+
+def log_softmax(row):
+    top = max(row)
+    total = math.log(math.fsum(math.exp(v - top) for v in row))
+    return [v - top - total for v in row]
+
+
+def divergence(p, q):
+    """Return the Kullback-Leibler divergence of two distributions, both as logarithms."""
+    return math.fsum(math.exp(a) * (a - b) for a, b in zip(p, q))
 
 
 def test_logits_of_the_model_are_those_of_a_step(road):

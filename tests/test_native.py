@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import kshipra
+import tiny
 
 pytestmark = pytest.mark.skipif(kshipra.native_refusal() is not None,
                                 reason=str(kshipra.native_refusal()))
@@ -110,10 +111,14 @@ def test_wanted_rows_only():
     seq.truncate(0)
 
 
-def test_kv_types(truth):
-    for kv_type in kshipra.KV_TYPES:
-        expected = run(reference(kv_type=kv_type), IDS[:70])
-        assert run(engine(kv_type=kv_type), IDS[:70]) == expected
+@pytest.mark.parametrize("kv_type", sorted(kshipra.KV_TYPES))
+@pytest.mark.parametrize("page_size", [None, 8, 64])
+def test_kv_types(tmp_path, kv_type, page_size):
+    path = tiny.write(tmp_path / "tiny.gguf", n_heads=6, head_dim=32, format="Q8_0")
+    ids = tiny.ids(140)
+    expected = run(reference(kshipra.GGUF(path), kv_type=kv_type), ids)
+    e = engine(kshipra.GGUF(path), 2, kv_type=kv_type, page_size=page_size)
+    assert run(e, ids) == run(e, ids, [1, 62, 3, 1, 1, 59, 13]) == expected
 
 
 def test_whole_generations_of_the_demo_are_equal():
