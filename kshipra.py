@@ -6264,32 +6264,23 @@ class Ahead:
     """What is fetched into the cache while a stretch is computed, a line of 64 bytes at a time.
 
     The processor finds out by itself what will be read next where one thing is read in order,
-    but not where eight rows are; without this, weights come in at a third of the speed.  A
-    group of narrow rows is fetched while the one before it is computed, from end to end.  Two
-    groups of wide rows would not fit the first-level cache; of those the next AHEAD_BYTES of
-    each row are fetched, and at the end of the rows, the first of the next eight.  The lines
-    are spread over the codes, since all at once would only fill the queue of reads.
+    but not where eight rows are; without this, weights come in at a third of the speed.  What
+    is fetched is the next eight rows: end to end, which memory likes best, or, where two
+    groups of rows would crowd the first-level cache, all eight side by side, so that a line
+    comes in as one goes out of use.  The fetches are spread over the codes, since all at once
+    would only fill the queue of reads.
     """
 
     def __init__(self, k, format, steps, row_bytes, base):
-        self.k, self.format, self.row_bytes = k, format, row_bytes
+        self.k, self.format = k, format
         per_row = format.block_bytes * stretch_of(format) // format.block_len
-        self.wide = 8 * row_bytes > NEAR_BYTES
-        if self.wide:
-            self.n_blocks = AHEAD_BYTES // format.block_bytes
-            self.at = base + self.n_blocks * format.block_bytes
+        self.at = base + 8 * row_bytes
+        if 8 * row_bytes <= NEAR_BYTES:
+            self.step, self.lines = 8 * per_row, range(0, 8 * per_row, 64)
+        else:
             self.step = per_row
             self.lines = [step + line for line in range(0, per_row, 64) for step in steps]
-        else:
-            self.at, self.step = base + 8 * row_bytes, 8 * per_row
-            self.lines = list(range(0, 8 * per_row, 64))
         self.n_fetched = self.n_codes = 0
-
-    def start(self, blocks_left):
-        """Begin a block.  blocks_left: register, with this block"""
-        if self.wide:
-            with self.k.if_(blocks_left, "==", self.n_blocks):
-                self.k.add(self.at, 7 * self.row_bytes, to=self.at)
 
     def fetch(self):
         """Emit the fetching that goes with the next four codes of a stretch."""
@@ -6305,8 +6296,7 @@ class Ahead:
         self.n_fetched = self.n_codes = 0
 
 
-NEAR_BYTES = 15 << 10                   # two of these, less what x takes, fit 32 KB
-AHEAD_BYTES = 768
+NEAR_BYTES = 15 << 10                   # of 32 KB
 
 
 def is_int8(format):
@@ -6382,8 +6372,7 @@ def emit_matvec(k, format, n_in, lanes=8, n_rows=1):
         block = EightRuns(k, emit_reload(k, "w") + first * row_bytes, steps)
         ahead = Ahead(k, format, steps, row_bytes, block.base)
         out = Products(k, format, emit_reload(k, "x"), n_rows, ahead)
-        with k.loop(n_in // format.block_len) as blocks_left:
-            ahead.start(blocks_left)
+        with k.loop(n_in // format.block_len):
             out.start()
             emit_scales(k, format, block, out.keep)
             emit_codes(k, format, block, out)
@@ -6472,9 +6461,7 @@ class Panel:
 def emit_panel(k, format, block, n_blocks, at, bias, ahead=None):
     """Emit the unpacking of n_blocks blocks of eight runs into the panel at register `at`."""
     out = Panel(k, format, at, bias, ahead)
-    with k.loop(n_blocks) as blocks_left:
-        if ahead:
-            ahead.start(blocks_left)
+    with k.loop(n_blocks):
         emit_scales(k, format, block, out.keep)
         emit_codes(k, format, block, out)
         k.add(block.base, format.block_bytes, to=block.base)
