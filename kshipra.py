@@ -1412,6 +1412,37 @@ def bpe_merge(parts, rank):
     return [part for part in parts if part is not None]
 
 
+class Finder:
+    """Where each text of a long sequence stands: a dict that unfolds as it is used.
+
+    texts: sequence of str or UTF-8 bytes   keep(i): whether place i may be found
+    A dict of 262144 texts takes 40 MB, of which a prompt looks at some hundreds.  Here every
+    text is first only sorted, by its hash, into a bucket of numbers; a bucket becomes a dict
+    when a text is looked up that could be in it.  Of equal texts the first counts.
+    """
+
+    def __init__(self, texts, keep=None):
+        self.texts, self.keep = texts, keep
+        self.mask = (1 << max(1, len(texts) // 64).bit_length()) - 1
+        homes = array("I", [hash(_as_str(text)) & self.mask for text in texts])
+        self.buckets = [array("I") for _ in range(self.mask + 1)]
+        for i, home in enumerate(homes):
+            self.buckets[home].append(i)
+
+    def get(self, text):
+        """Return the place of text, or None."""
+        home = hash(text) & self.mask
+        bucket = self.buckets[home]
+        if not isinstance(bucket, dict):
+            bucket = {_as_str(self.texts[i]): i for i in reversed(bucket)
+                      if self.keep is None or self.keep(i)}
+            self.buckets[home] = bucket
+        return bucket.get(text)
+
+    def __contains__(self, text):
+        return self.get(text) is not None
+
+
 class Vocabulary:
     """The text and the type of every token id, and the ways to look a text up.
 
@@ -1442,17 +1473,8 @@ class Vocabulary:
 
     @functools.cached_property
     def ids(self):
-        """{text: token} of the tokens that merging may yield: never a control or byte token.
-
-        Of two tokens with one text the lower id counts.
-        """
-        n = len(self)
-        texts = [_as_str(text) for text in self.texts]
-        found = dict(zip(reversed(texts), range(n - 1, -1, -1)))
-        for token, kind in enumerate(self.types):
-            if kind not in (NORMAL, USER_DEFINED) and found.get(texts[token]) == token:
-                del found[texts[token]]
-        return found
+        """Finder of the tokens that merging may yield: never a control or byte token."""
+        return Finder(self.texts, lambda token: self.types[token] in (NORMAL, USER_DEFINED))
 
     @functools.cached_property
     def byte_ids(self):
@@ -1468,7 +1490,7 @@ def rank_by_merges(vocabulary, merges):
     """Return rank(left, right) for bpe_merge: the place of "left right" in merges."""
     @functools.lru_cache(maxsize=None)
     def ranks():
-        return {_as_str(merge): i for i, merge in enumerate(merges)}
+        return Finder(merges)
 
     def rank(left, right):
         found = ranks().get(f"{left} {right}")
@@ -1674,9 +1696,9 @@ class ByteLevel:
     def word_ids(self, word):
         ids = self.vocabulary.ids
         if self.whole_words and word in ids:
-            return [ids[word]]
+            return [ids.get(word)]
         # A byte without a token is left out, as everywhere: Falcon has none for control bytes.
-        return [ids[part] for part in bpe_merge(list(word), self.rank) if part in ids]
+        return [ids.get(part) for part in bpe_merge(list(word), self.rank) if part in ids]
 
     def piece(self, text):
         """Return the bytes that a normal token's text stands for."""
@@ -1705,7 +1727,7 @@ class SentencePiece:
     def cuts(self):
         """Where no merge can reach across: before a space, unless after a character that some
         token has before a space.  So words can be merged, and remembered, one by one."""
-        tokens = "\0".join(self.vocabulary.ids)
+        tokens = "\0".join(map(_as_str, self.vocabulary.texts))
         inside = "".join(sorted(set(re.findall(f"(?s)(.){SPACE}", tokens)) | {SPACE}))
         return re.compile(f"(?<![{re.escape(inside)}])(?={SPACE})")
 
@@ -1723,7 +1745,7 @@ class SentencePiece:
         out = []
         for part in bpe_merge(list(word), self.rank):
             if part in ids:
-                out.append(ids[part])
+                out.append(ids.get(part))
                 continue
             bytes_of_part = [byte_ids.get(f"<0x{b:02X}>") for b in part.encode("utf-8")]
             if None in bytes_of_part:
@@ -6333,32 +6355,23 @@ class Ahead:
     """What is fetched into the cache while a stretch is computed, a line of 64 bytes at a time.
 
     The processor finds out by itself what will be read next where one thing is read in order,
-    but not where eight rows are; without this, weights come in at a third of the speed.  A
-    group of narrow rows is fetched while the one before it is computed, from end to end.  Two
-    groups of wide rows would not fit the first-level cache; of those the next AHEAD_BYTES of
-    each row are fetched, and at the end of the rows, the first of the next eight.  The lines
-    are spread over the codes, since all at once would only fill the queue of reads.
+    but not where eight rows are; without this, weights come in at a third of the speed.  What
+    is fetched is the next eight rows: end to end, which memory likes best, or, where two
+    groups of rows would crowd the first-level cache, all eight side by side, so that a line
+    comes in as one goes out of use.  The fetches are spread over the codes, since all at once
+    would only fill the queue of reads.
     """
 
     def __init__(self, k, format, steps, row_bytes, base):
-        self.k, self.format, self.row_bytes = k, format, row_bytes
+        self.k, self.format = k, format
         per_row = format.block_bytes * stretch_of(format) // format.block_len
-        self.wide = 8 * row_bytes > NEAR_BYTES
-        if self.wide:
-            self.n_blocks = AHEAD_BYTES // format.block_bytes
-            self.at = base + self.n_blocks * format.block_bytes
+        self.at = base + 8 * row_bytes
+        if 8 * row_bytes <= NEAR_BYTES:
+            self.step, self.lines = 8 * per_row, range(0, 8 * per_row, 64)
+        else:
             self.step = per_row
             self.lines = [step + line for line in range(0, per_row, 64) for step in steps]
-        else:
-            self.at, self.step = base + 8 * row_bytes, 8 * per_row
-            self.lines = list(range(0, 8 * per_row, 64))
         self.n_fetched = self.n_codes = 0
-
-    def start(self, blocks_left):
-        """Begin a block.  blocks_left: register, with this block"""
-        if self.wide:
-            with self.k.if_(blocks_left, "==", self.n_blocks):
-                self.k.add(self.at, 7 * self.row_bytes, to=self.at)
 
     def fetch(self):
         """Emit the fetching that goes with the next four codes of a stretch."""
@@ -6374,8 +6387,7 @@ class Ahead:
         self.n_fetched = self.n_codes = 0
 
 
-NEAR_BYTES = 15 << 10                   # two of these, less what x takes, fit 32 KB
-AHEAD_BYTES = 768
+NEAR_BYTES = 15 << 10                   # of 32 KB
 
 
 def is_int8(format):
@@ -6454,8 +6466,7 @@ def emit_matvec(k, format, n_in, lanes=8, n_rows=1):
         block = EightRuns(k, emit_reload(k, "w") + first * row_bytes, steps)
         ahead = Ahead(k, format, steps, row_bytes, block.base)
         out = Products(k, format, emit_reload(k, "x"), n_rows, ahead)
-        with k.loop(n_in // format.block_len) as blocks_left:
-            ahead.start(blocks_left)
+        with k.loop(n_in // format.block_len):
             out.start()
             emit_scales(k, format, block, out.keep)
             emit_codes(k, format, block, out)
@@ -6544,9 +6555,7 @@ class Panel:
 def emit_panel(k, format, block, n_blocks, at, bias, ahead=None):
     """Emit the unpacking of n_blocks blocks of eight runs into the panel at register `at`."""
     out = Panel(k, format, at, bias, ahead)
-    with k.loop(n_blocks) as blocks_left:
-        if ahead:
-            ahead.start(blocks_left)
+    with k.loop(n_blocks):
         emit_scales(k, format, block, out.keep)
         emit_codes(k, format, block, out)
         k.add(block.base, format.block_bytes, to=block.base)
@@ -8155,7 +8164,7 @@ class Native:
     arena: Memory for the Buffers   inputs: for tokens, positions and the like of n_inputs rows
     """
 
-    name, prefill_rows = "native", 256
+    name, prefill_rows = "native", 192      # a multiple of the six rows that a tile holds
 
     def __init__(self, isa, n_threads):
         self.isa, self.n_threads = isa, n_threads
@@ -10144,6 +10153,15 @@ def choose_backend(device, threads, weight_bytes):
     return Native(isa, threads)
 
 
+def give_back_memory():
+    """Have glibc return what Python needed to translate this file, some 25 MB, to the system."""
+    if sys.platform == "linux":
+        try:
+            _foreign(ctypes.CDLL(None), "malloc_trim", ctypes.c_int, ctypes.c_size_t)(0)
+        except AttributeError:          # another C library
+            pass
+
+
 def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", page_size=None):
     """Load a model.
 
@@ -10154,6 +10172,7 @@ def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", p
     a page of it; None: one page
     Raises KshipraError for anything wrong with the file or the parameters.
     """
+    give_back_memory()
     checkpoint = open_checkpoint(path)
     weight_bytes = sum(t.n_bytes for t in checkpoint.tensors.values())
     ops = choose_backend(device, threads, weight_bytes)
