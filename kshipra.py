@@ -10070,23 +10070,34 @@ def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", p
                  page_size=page_size)
 
 
-def free_memory_bytes():
-    """Return the memory that a new process could use, or None where the system does not say."""
+def _proc_bytes(path, name):
+    """Return a number of kB in a file of Linux's /proc, in bytes; None where there is none."""
     try:
-        with open("/proc/meminfo") as f:
-            return int(re.search(r"MemAvailable:\s+(\d+)", f.read()).group(1)) << 10
+        with open(path) as file:
+            return int(re.search(name + r":\s+(\d+) kB", file.read()).group(1)) << 10
     except (OSError, AttributeError):
         return None
 
 
+def free_memory_bytes():
+    """Return the memory that a new process could use, or None where the system does not say."""
+    return _proc_bytes("/proc/meminfo", "MemAvailable")
+
+
 def peak_rss_mb():
-    """Return the largest resident size of this process so far in MB, or None."""
-    try:
-        import resource                 # not on Windows
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (1 << 20 if sys.platform == "darwin" else 1 << 10), 1)
+    """Return the largest resident size of this process so far in MB, or None.
+
+    On Linux getrusage would give that of the process which started this one, if it was larger.
+    """
+    peak = _proc_bytes("/proc/self/status", "VmHWM")
+    if peak is None:
+        try:
+            import resource                 # not on Windows
+        except ImportError:
+            return None
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak *= 1 if sys.platform == "darwin" else 1 << 10
+    return round(peak / (1 << 20), 1)
 
 
 def megabytes(n_bytes):

@@ -10,9 +10,12 @@ import sys
 import tarfile
 
 import pytest
+from hypothesis import settings
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
+settings.register_profile("kshipra", deadline=None)     # a busy machine is no failure
+settings.load_profile("kshipra")
 
 
 @pytest.fixture(scope="session")

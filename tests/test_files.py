@@ -477,18 +477,18 @@ def test_a_sparse_file_of_40_gb_opens_and_its_last_tensor_reads(tmp_path):
 
 def test_huge_counts_allocate_nothing(malformed):
     """The whole collection is opened in a process that may not take much memory."""
-    resource = pytest.importorskip("resource")
-    code = ("import resource, sys; sys.path.insert(0, sys.argv[1]); import kshipra, pathlib\n"
+    code = ("import sys; sys.path.insert(0, sys.argv[1]); import kshipra, pathlib\n"
             "for path in sorted(pathlib.Path(sys.argv[2]).iterdir()):\n"
             "    try: (kshipra.HFDirectory if path.is_dir() else kshipra.GGUF if path.suffix ==\n"
             "          '.gguf' else kshipra.Safetensors)(path)\n"
             "    except kshipra.KshipraError: pass\n"
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")
+            "print(kshipra.peak_rss_mb())")
     here = os.path.dirname(kshipra.__file__)
     done = subprocess.run([sys.executable, "-c", code, here, str(malformed)],
                           capture_output=True, text=True, check=True)
-    unit = 1 if sys.platform == "darwin" else 1024
-    assert int(done.stdout) * unit < 100e6 and resource
+    if done.stdout == "None\n":
+        pytest.skip("this system does not tell a process's peak size")
+    assert float(done.stdout) < 100
 
 
 def test_time_to_read_a_vocabulary_grows_with_its_size(tmp_path):
