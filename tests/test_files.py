@@ -487,8 +487,8 @@ def test_huge_counts_allocate_nothing(malformed):
     done = subprocess.run([sys.executable, "-c", code, here, str(malformed)],
                           capture_output=True, text=True, check=True)
     if done.stdout == "None\n":
-        pytest.skip("this system does not tell a process's peak size")
-    assert float(done.stdout) < 100
+        pytest.skip("this system does not say how much memory a process took")
+    assert 1 < float(done.stdout) < 100
 
 
 def test_time_to_read_a_vocabulary_grows_with_its_size(tmp_path):
