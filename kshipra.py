@@ -10180,18 +10180,13 @@ def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", p
                  page_size=page_size)
 
 
-def _proc_bytes(path, name):
-    """Return a number of kB in a file of Linux's /proc, in bytes; None where there is none."""
-    try:
-        with open(path) as file:
-            return int(re.search(name + r":\s+(\d+) kB", file.read()).group(1)) << 10
-    except (OSError, AttributeError):
-        return None
-
-
 def free_memory_bytes():
     """Return the memory that a new process could use, or None where the system does not say."""
-    return _proc_bytes("/proc/meminfo", "MemAvailable")
+    try:
+        with open("/proc/meminfo") as f:
+            return int(re.search(r"MemAvailable:\s+(\d+)", f.read()).group(1)) << 10
+    except (OSError, AttributeError):
+        return None
 
 
 def peak_rss_mb():
