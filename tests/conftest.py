@@ -22,7 +22,7 @@ settings.load_profile("kshipra")
 def shared():
     """The directory of the large fixtures: $KSHIPRA_SHARED, or shared/ beside the checkout."""
     named = os.environ.get("KSHIPRA_SHARED")
-    for place in [pathlib.Path(named)] if named else [up / "shared" for up in HERE.parents[1:3]]:
+    for place in [pathlib.Path(named)] if named else [up / "shared" for up in list(HERE.parents)[1:3]]:
         if (place / "fixtures").is_dir():
             return place
     pytest.skip("no shared/fixtures beside the checkout, and KSHIPRA_SHARED names none")
