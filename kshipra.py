@@ -73,7 +73,8 @@ class KshipraError(ValueError):
     """
 
     def __init__(self, message, path=None, offset=None):
-        where = f"{path}, byte {offset:#x}: " if offset is not None else f"{path}: " if path else ""
+        where = "" if path is None else (path or repr(path)) + (
+            "" if offset is None else f", byte {offset:#x}") + ": "
         super().__init__(where + message)
         self.path, self.offset = path, offset
 
@@ -9381,7 +9382,7 @@ class Sampler:
     """Chooses tokens; owns its random numbers, so requests do not disturb each other.
 
     temperature: 0 for greedy   top_k: 0 for all   top_p: 1 for all   min_p: 0 for all
-    repeat_penalty: 1 for none   seed: None for a new one each time
+    repeat_penalty: 1 for none   seed: a whole number from 0 up, None for a new one each time
     largest: what finds the largest logits; a backend may have something quicker
     Raises KshipraError for a value outside its range.
     """
@@ -9394,9 +9395,14 @@ class Sampler:
                 ("repeat_penalty", repeat_penalty, 1e-6, math.inf)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) \
                     or not low <= value <= high or value == math.inf:
-                raise KshipraError(f"{name} is {value!r}; a number of {low} to {high} is needed")
+                wanted = f"of {low} to {high}" if high == 1 else f"from {low} up"
+                raise KshipraError(f"{name} is {value!r}; a number {wanted} is needed")
         if top_k != int(top_k):
             raise KshipraError(f"top_k is {top_k!r}; a whole number is needed")
+        if seed is not None:
+            if not hasattr(seed, "__index__") or seed < 0:      # to Python, -1 is the same as 1
+                raise KshipraError(f"seed is {seed!r}; a whole number from 0 up is needed")
+            seed = operator.index(seed)
         self.temperature, self.top_k, self.top_p = temperature, int(top_k), top_p
         self.min_p, self.repeat_penalty = min_p, repeat_penalty
         self.random, self.largest = random.Random(seed), largest
@@ -9930,6 +9936,7 @@ class Model(Engine):
 
         Raises KshipraError when ids are more than the context holds.
         """
+        ids = self.prompt_ids(ids)
         self.check_prompt(ids)
         seq = self.session
         seq.truncate(0)
@@ -9940,9 +9947,14 @@ class Model(Engine):
         return out
 
     def prompt_ids(self, prompt):
-        """Return a prompt's token ids; text that spells the beginning token gets no second one."""
+        """Return a prompt's token ids; text that spells the beginning token gets no second one.
+
+        prompt: str, or whole numbers; bytes would be numbers too, but never the ones meant.
+        """
+        if isinstance(prompt, (bytes, bytearray)):
+            raise TypeError(f"a prompt is a str or token ids, not {type(prompt).__name__}")
         if not isinstance(prompt, str):
-            return list(prompt)
+            return list(map(operator.index, prompt))
         ids, bos = self.tokenizer.encode(prompt), self.tokenizer.bos_id
         return ids[1:] if self.tokenizer.add_bos and ids[:2] == [bos, bos] else ids
 
@@ -9988,8 +10000,9 @@ class Model(Engine):
         if strategy not in STRATEGIES:
             raise KshipraError(f"strategy {strategy!r} is unknown; use one of "
                                f"{', '.join(STRATEGIES)}")
-        if max_tokens is not None and max_tokens < 0:
-            raise KshipraError(f"max_tokens is {max_tokens}; 0 or more are needed")
+        if max_tokens is not None and (
+                not hasattr(max_tokens, "__index__") or max_tokens < 0):
+            raise KshipraError(f"max_tokens is {max_tokens!r}; a whole number from 0 up is needed")
         room = self.ctx_size - len(ids) + 1     # the last token needs no place in the cache
         limit = room if max_tokens is None else min(room, max_tokens)
         find = getattr(self.ops, "largest", largest)
@@ -10192,7 +10205,8 @@ def build_parser():
     add("--top-p", type=float, default=0.95, metavar="P", help="1 for all (default: 0.95)")
     add("--min-p", type=float, default=0.05, metavar="P", help="0 for all (default: 0.05)")
     add("--repeat-penalty", type=float, default=1.0, metavar="X", help="default: 1, none")
-    add("--seed", type=int, metavar="N", help="same seed, same text (default: a new one)")
+    add("--seed", type=int, metavar="N",
+        help="same seed, same text (default, and -1: a new one)")
     add("-c", "--ctx-size", type=int, metavar="N",
         help=f"positions in the cache (default: the model's, at most {DEFAULT_CTX})")
     add("-t", "--threads", type=int, metavar="N", help="threads (default: all that pay)")
@@ -10238,7 +10252,8 @@ def run_prompt(args):
         prompt, None if args.max_tokens == -1 else args.max_tokens,
         [typed_text(stop) for stop in args.stop], args.ignore_eos,
         progress=progress, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p,
-        min_p=args.min_p, repeat_penalty=args.repeat_penalty, seed=args.seed)
+        min_p=args.min_p, repeat_penalty=args.repeat_penalty,
+        seed=None if args.seed == -1 else args.seed)
     pieces = []
     status = 0
     try:

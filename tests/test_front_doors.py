@@ -164,6 +164,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_numbers(small):
     (["-c", "2000000000"], "--ctx-size"),
     (["--page-size", "0"], "page size 0"), (["--page-size", "12"], "page size 12"),
     (["-t", "0"], "threads is 0"), (["--stop", ""], "stop string is empty"),
+    (["--seed", "-7"], "seed is -7"), (["-m", ""], "kshipra: '': no such file"),
 ])
 def test_bad_input_is_one_line_and_status_1(arguments, words):
     done = run("-p", "a", "-n", "1", *arguments)
@@ -190,6 +191,14 @@ def test_options_are_those_of_the_api(small):
                "--seed", "9", "--kv-type", "f32", "--page-size", "8", "--json")
     assert json.loads(done.stdout)["text"] == want
     assert run("-m", small, "-p", "ab", "-n", "3", "--seed", "1", "--paged-cache").returncode == 0
+
+
+def test_seed_minus_1_is_a_new_one_each_time(small):
+    """As in llama.cpp."""
+    texts = {json.loads(run("-m", small, "-p", "a", "-n", "40", "--ignore-eos", "--temp", "2",
+                            "--json", "--seed", seed).stdout)["text"]
+             for seed in ("-1", "-1", "1")}
+    assert len(texts) == 3
 
 
 # --info.
