@@ -9968,6 +9968,14 @@ class Model(Engine):
                                f"{self.ctx_size}; shorten it or use a larger --ctx-size "
                                f"(the model was trained for {self.hparams.n_ctx})")
 
+    def check_limit(self, max_tokens, room):
+        """Return how many tokens to generate: max_tokens, None for all, at most `room`."""
+        if max_tokens is None:
+            return room
+        if not hasattr(max_tokens, "__index__") or max_tokens < 0:
+            raise KshipraError(f"max_tokens is {max_tokens!r}; a whole number from 0 up is needed")
+        return min(room, max_tokens)
+
     def generate(self, prompt, max_tokens=None, stop=(), ignore_eos=False, strategy="cached",
                  progress=None, **sampling):
         """Return a Generation: an iterator of text pieces.
@@ -10000,11 +10008,8 @@ class Model(Engine):
         if strategy not in STRATEGIES:
             raise KshipraError(f"strategy {strategy!r} is unknown; use one of "
                                f"{', '.join(STRATEGIES)}")
-        if max_tokens is not None and (
-                not hasattr(max_tokens, "__index__") or max_tokens < 0):
-            raise KshipraError(f"max_tokens is {max_tokens!r}; a whole number from 0 up is needed")
-        room = self.ctx_size - len(ids) + 1     # the last token needs no place in the cache
-        limit = room if max_tokens is None else min(room, max_tokens)
+        # The last token needs no place in the cache.
+        limit = self.check_limit(max_tokens, self.ctx_size - len(ids) + 1)
         find = getattr(self.ops, "largest", largest)
         sampler, n_vocab = Sampler(largest=find, **sampling), self.tokenizer.n_vocab
 
@@ -10220,11 +10225,12 @@ def build_parser():
     add("--stop", action="append", default=[], metavar="TEXT",
         help="end before this text; may be given several times")
     add("--ignore-eos", action="store_true", help="go on after an end token")
-    add("--info", action="store_true", help="print metadata, tensors and a memory plan")
-    add("--profile", action="store_true",
-        help="print where the time and the memory of --prompt and --max-tokens go")
-    add("--listing", metavar="KERNEL", help="print a kernel's machine code, such as q4_0")
-    add("--json", action="store_true", help="print one JSON object instead of text")
+    instead = parser.add_mutually_exclusive_group().add_argument
+    instead("--info", action="store_true", help="print metadata, tensors and a memory plan")
+    instead("--profile", action="store_true",
+            help="print where the time and the memory of --prompt and --max-tokens go")
+    instead("--listing", metavar="KERNEL", help="print a kernel's machine code, such as q4_0")
+    instead("--json", action="store_true", help="print one JSON object instead of text")
     return parser
 
 
@@ -10233,11 +10239,17 @@ def typed_text(argument):
     return os.fsencode(argument).decode("utf-8", "replace")
 
 
+def load_as_asked(args):
+    """Return the Model that the arguments ask for, and None for max_tokens where they say -1."""
+    page_size = 64 if args.paged_cache and args.page_size is None else args.page_size
+    model = load(args.model, args.device, args.threads, args.ctx_size, args.kv_type, page_size)
+    return model, None if args.max_tokens == -1 else args.max_tokens
+
+
 def run_prompt(args):
     """Generate for --prompt and print it: the prompt and its continuation, or JSON."""
     begun = time.perf_counter()
-    page_size = 64 if args.paged_cache and args.page_size is None else args.page_size
-    model = load(args.model, args.device, args.threads, args.ctx_size, args.kv_type, page_size)
+    model, max_tokens = load_as_asked(args)
     load_s = time.perf_counter() - begun
     show_progress = sys.stderr.isatty() and not args.json
 
@@ -10249,8 +10261,7 @@ def run_prompt(args):
 
     prompt = typed_text(args.prompt)
     generation = model.generate(
-        prompt, None if args.max_tokens == -1 else args.max_tokens,
-        [typed_text(stop) for stop in args.stop], args.ignore_eos,
+        prompt, max_tokens, [typed_text(stop) for stop in args.stop], args.ignore_eos,
         progress=progress, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p,
         min_p=args.min_p, repeat_penalty=args.repeat_penalty,
         seed=None if args.seed == -1 else args.seed)
@@ -10270,6 +10281,9 @@ def run_prompt(args):
         status = 130
     if not args.json:
         sys.stdout.write("\n")
+        if generation.finish_reason == "length" and len(generation.ids) < args.max_tokens:
+            print(f"kshipra: the context of {model.ctx_size} positions is full; use a larger "
+                  "--ctx-size", file=sys.stderr)
         return status
     n_ids, n_prompt = len(generation.ids), len(generation.prompt_ids)
     json.dump({
@@ -10287,21 +10301,20 @@ def run_prompt(args):
 
 def run_profile(args):
     """Print where the time and the memory of --prompt and its continuation go."""
-    page_size = 64 if args.paged_cache and args.page_size is None else args.page_size
-    model = load(args.model, args.device, args.threads, args.ctx_size, args.kv_type, page_size)
-    ids = model.tokenizer.encode(os.fsencode(args.prompt).decode("utf-8", "replace"))
+    model, max_tokens = load_as_asked(args)
+    ids = model.prompt_ids(typed_text(args.prompt))
     model.check_prompt(ids)
-    room = model.ctx_size - len(ids)
-    n = room if args.max_tokens < 0 else min(args.max_tokens, room)
+    n = model.check_limit(max_tokens, model.ctx_size - len(ids))
     found, limits = profile(model, ids, n), ceilings(args.threads)
-    print(f"{model.ops.name}, {model.ops.isa}, threads {model.ops.n_threads}; {limits_text(limits)}")
+    print(f"{model.ops.name}, {model.ops.isa}, threads {model.ops.n_threads}; "
+          + limits_text(limits))
     for phase, n_tokens in (("prefill", len(ids)), ("decode", n)):
         if n_tokens:
             print(f"\n{phase}, {n_tokens} tokens\n")
             print(aligned(*profile_rows(found[phase], limits)))
     held = ledger(model, len(ids), len(ids) + n)
     print("\nmemory\n")
-    print(aligned(["<what", "held"], [[name, megabytes(size)] for name, size in held.items()]))
+    print(aligned(["<what", "held"], [[name, count(size, "B")] for name, size in held.items()]))
     return 0
 
 
@@ -10317,7 +10330,7 @@ def run_command(argv):
             print(line)
         return 0
     if args.prompt is None:
-        parser.error("give a --prompt (or --info)")
+        parser.error("give a --prompt (or --info, or --listing)")
     if args.profile:
         return run_profile(args)
     return run_prompt(args)
