@@ -1416,6 +1416,37 @@ def bpe_merge(parts, rank):
     return [part for part in parts if part is not None]
 
 
+class Finder:
+    """Where each text of a long sequence stands: a dict that unfolds as it is used.
+
+    texts: sequence of str or UTF-8 bytes   keep(i): whether place i may be found
+    A dict of 262144 texts takes 40 MB, of which a prompt looks at some hundreds.  Here every
+    text is first only sorted, by its hash, into a bucket of numbers; a bucket becomes a dict
+    when a text is looked up that could be in it.  Of equal texts the first counts.
+    """
+
+    def __init__(self, texts, keep=None):
+        self.texts, self.keep = texts, keep
+        self.mask = (1 << max(1, len(texts) // 64).bit_length()) - 1
+        homes = array("I", [hash(_as_str(text)) & self.mask for text in texts])
+        self.buckets = [array("I") for _ in range(self.mask + 1)]
+        for i, home in enumerate(homes):
+            self.buckets[home].append(i)
+
+    def get(self, text):
+        """Return the place of text, or None."""
+        home = hash(text) & self.mask
+        bucket = self.buckets[home]
+        if not isinstance(bucket, dict):
+            bucket = {_as_str(self.texts[i]): i for i in reversed(bucket)
+                      if self.keep is None or self.keep(i)}
+            self.buckets[home] = bucket
+        return bucket.get(text)
+
+    def __contains__(self, text):
+        return self.get(text) is not None
+
+
 class Vocabulary:
     """The text and the type of every token id, and the ways to look a text up.
 
@@ -1446,17 +1477,8 @@ class Vocabulary:
 
     @functools.cached_property
     def ids(self):
-        """{text: token} of the tokens that merging may yield: never a control or byte token.
-
-        Of two tokens with one text the lower id counts.
-        """
-        n = len(self)
-        texts = [_as_str(text) for text in self.texts]
-        found = dict(zip(reversed(texts), range(n - 1, -1, -1)))
-        for token, kind in enumerate(self.types):
-            if kind not in (NORMAL, USER_DEFINED) and found.get(texts[token]) == token:
-                del found[texts[token]]
-        return found
+        """Finder of the tokens that merging may yield: never a control or byte token."""
+        return Finder(self.texts, lambda token: self.types[token] in (NORMAL, USER_DEFINED))
 
     @functools.cached_property
     def byte_ids(self):
@@ -1472,7 +1494,7 @@ def rank_by_merges(vocabulary, merges):
     """Return rank(left, right) for bpe_merge: the place of "left right" in merges."""
     @functools.lru_cache(maxsize=None)
     def ranks():
-        return {_as_str(merge): i for i, merge in enumerate(merges)}
+        return Finder(merges)
 
     def rank(left, right):
         found = ranks().get(f"{left} {right}")
@@ -1680,9 +1702,9 @@ class ByteLevel:
     def word_ids(self, word):
         ids = self.vocabulary.ids
         if self.whole_words and word in ids:
-            return [ids[word]]
+            return [ids.get(word)]
         # A byte without a token is left out, as everywhere: Falcon has none for control bytes.
-        return [ids[part] for part in bpe_merge(list(word), self.rank) if part in ids]
+        return [ids.get(part) for part in bpe_merge(list(word), self.rank) if part in ids]
 
     def piece(self, text):
         """Return the bytes that a normal token's text stands for."""
@@ -1711,7 +1733,7 @@ class SentencePiece:
     def cuts(self):
         """Where no merge can reach across: before a space, unless after a character that some
         token has before a space.  So words can be merged, and remembered, one by one."""
-        tokens = "\0".join(self.vocabulary.ids)
+        tokens = "\0".join(map(_as_str, self.vocabulary.texts))
         inside = "".join(sorted(set(re.findall(f"(?s)(.){SPACE}", tokens)) | {SPACE}))
         return re.compile(f"(?<![{re.escape(inside)}])(?={SPACE})")
 
@@ -1729,7 +1751,7 @@ class SentencePiece:
         out = []
         for part in bpe_merge(list(word), self.rank):
             if part in ids:
-                out.append(ids[part])
+                out.append(ids.get(part))
                 continue
             bytes_of_part = [byte_ids.get(f"<0x{b:02X}>") for b in part.encode("utf-8")]
             if None in bytes_of_part:
@@ -2893,8 +2915,18 @@ class Reference:
 #     encoded       into bytes for x86-64 (5.2) or arm64 (5.3),
 #     called        from memory that the system lets us execute (5.4).
 #
-# The kernels themselves are in 5.5, the threads that run them side by side in 5.6.
+# The kernels themselves are in 5.5 and 5.6; 5.7 strings them together into a forward pass, and
+# runs it on several threads.
 # Not here: a compiler.  Nothing is optimised; what a kernel says is what runs.
+#
+# The words.  A register is a place inside the processor that holds one value.  An instruction, a
+# few bytes, computes with registers, or moves one from or to memory; code is instructions one
+# after the other.  A jump goes on elsewhere, at a label, if the comparison before it came out as
+# the jump says.  A number that is part of an instruction is called immediate (imm).  Assembly is
+# instructions as text: `add rsi, 32` adds 32 to the register rsi; the first word is the mnemonic,
+# and the operand that is set comes first.  The stack is memory where a function keeps what its
+# registers cannot hold; a register, sp, has its address.  A calling convention says in which
+# registers a function finds its parameters, and which it must leave as it found them.
 
 # ---------------------------------------------------------------------------------------
 # 5.1 Builder and interpreter
@@ -2916,8 +2948,49 @@ class Reference:
 # There is no fused multiply-add, on purpose: every multiplication and every addition rounds on
 # its own, so that plain Python can follow to the bit.
 #
-# An instruction is a tuple: the name of its operation, then its operands.  How many operands, and
-# of what kind, is told by the operation's signature, a letter each:
+# Every kernel is a function of three parameters, its first registers i0, i1 and i2: the address
+# of its arguments, which are 64-bit fields one after the other; chunk, the number of the piece
+# of work to do; and scratch, the address of memory to work in.
+#
+# An instruction is a tuple: the name of its operation, then its operands.  A whole example, a
+# kernel that doubles 8 * n floats where they stand:
+#
+#     def emit_double(k):
+#         x, n = k.args("x", "n")
+#         with k.loop(n):
+#             v = k.load_f32x8(x)
+#             k.store_f32x8(x, v + v)
+#             k.advance(x=32)
+#
+# kernel = build(emit_double) calls it once, which records kernel.instructions, on the left.  To
+# the right of them is what encode(kernel, "avx2", "sysv") makes of each, and that as assembly:
+#
+#     ('load_i64', i3, i0, 0)   48 8b 37            mov rsi, [rdi]
+#     ('load_i64', i4, i0, 8)   48 8b 7f 08         mov rdi, [rdi + 8]
+#     ('mov', i5, i4)
+#     ('loop', i5, 0)           48 85 ff            test rdi, rdi
+#                               0f 8e 1a 00 00 00   jle end_0
+#                                                   top_0:
+#     ('vload', v6, i3, 0)      c5 fe 6f 06         vmovdqu ymm0, [rsi]
+#     ('add_f32', v7, v6, v6)   c5 fc 58 c0         vaddps ymm0, ymm0, ymm0
+#     ('vstore', i3, v7, 0)     c5 fe 7f 06         vmovdqu [rsi], ymm0
+#     ('add_imm', i3, i3, 32)   48 83 c6 20         add rsi, 32
+#     ('endloop', i5, 0)        48 83 ef 01         sub rdi, 1
+#                               0f 8f e6 ff ff ff   jg top_0
+#                                                   end_0:
+#                               c5 f8 77            vzeroupper
+#                               c3                  ret
+#
+# [rdi + 8] is the memory 8 bytes behind the address in rdi, where i0 arrives.  i0 is not needed
+# after the second load and i4 not after the `mov`, so i4 and i5 are given rdi as well, and the
+# `mov` is no code.  This runs the kernel in Python, over real memory:
+#
+#     x = array("f", range(8))
+#     args = kernel.args_array(x=x.buffer_info()[0], n=1)
+#     interpret(kernel, args.buffer_info()[0])
+#
+# and x is 0, 2, 4 ... 14.  How many operands an operation has, and of what kind, is told by its
+# signature, a letter each; add_f32 is "V=vv", and load_i64 is "I=id":
 #
 #     I V   an integer or vector register that the operation sets        (before the "=")
 #     W     a vector register that it reads, then sets                   (before the "=")
@@ -2927,7 +3000,10 @@ class Reference:
 #     d     a displacement in bytes; the last operand, 0 if left out
 
 class IntReg:
-    """A virtual register of 64 bits: a signed whole number, or an address."""
+    """A virtual register of 64 bits: a signed whole number, or an address.
+
+    k: the Builder that it belongs to, in which + and the like append an instruction.
+    """
 
     __slots__ = ("k", "id")
 
@@ -3070,6 +3146,7 @@ def _f16_bytes(x):
 
 
 def _hadd(a, b):
+    """Return the sums of neighbours: in each half, two of a, then two of b."""
     a, b = _f32(a), _f32(b)
     return _to_f32([a[0] + a[1], a[2] + a[3], b[0] + b[1], b[2] + b[3],
                     a[4] + a[5], a[6] + a[7], b[4] + b[5], b[6] + b[7]])
@@ -3097,11 +3174,13 @@ def _fold(function, read, write):
 
 
 def _madd(a, b):
+    """Return i32x8: of each two neighbouring i16, the sum of their products."""
     a, b = _i16(a), _i16(b)
     return _to_i32([a[i] * b[i] + a[i + 1] * b[i + 1] for i in range(0, 16, 2)])
 
 
 def _dot4(acc, a, b):
+    """Return i32x8: to each lane of acc is added the sum of four products.  a, b: 32 ints"""
     return _to_i32([x + sum(a[i] * b[i] for i in range(4 * j, 4 * j + 4))
                     for j, x in enumerate(_i32(acc))])
 
@@ -3164,14 +3243,15 @@ _add, _sub, _mul = operator.add, operator.sub, operator.mul
 # The operations.  Each row: name, signature, lane type of the result, meaning.  The meaning takes
 # the operands after the "=" (an operation with W takes that first) and returns what is set.
 #
-#   Integers wrap at 64 bits.  Shifts by a constant less than the lane's width.
+#   Integers wrap at 64 bits.  Shifts are by a constant less than the lane's width: shl to the
+#   left, shr to the right with zeros moving in, sar to the right with copies of the sign.
 #   min_f32 and max_f32 return the second operand where the two do not compare (a NaN).
 #   Float results that are NaN are some NaN: which one differs between processors.
 #   f32_to_i32 of NaN or of what does not fit 32 bits is unspecified on other processors.
 #   Masks are lanes of all ones or all zeros; `select` needs bytes of 0x00 or 0xff.
 #   shuffle_i8 needs indices 0..15, or 128..255 for a zero; it stays within each half.
 #   dot4_us needs u <= 127 as unsigned bytes, dot4_ss needs b >= -127: then no step overflows.
-#   Of the x86-64 instruction sets, vnni and avxvnni take u up to 255.
+#   On x86-64 processors that have the dot product as one instruction, u may go up to 255.
 #   Per-lane shift counts are 0..31.  div and rem are unsigned, and the divisor is not 0.
 
 _OP_ROWS = [
@@ -3345,7 +3425,12 @@ _OP_ROWS = [
 
 
 class Op:
-    """An operation.  sets, updates: whether it sets its first operand, and reads it before."""
+    """An operation, a row of the table above.
+
+    verb: its name in the table   letters: its signature without the "="
+    sets, updates: whether it sets its first operand, and reads it before
+    accepts: the tuples of types that its operands after the "=" may have
+    """
 
     __slots__ = ("name", "verb", "letters", "sets", "updates", "lane", "meaning", "accepts")
 
@@ -3373,7 +3458,7 @@ class Builder:
 
     There is a method for each operation, called with the operands after the "=" of the signature;
     it returns the register that it sets, a fresh one, or `to` where that is given.  Operators on
-    registers are the same methods.  args_pointer, chunk, scratch: the three parameters.
+    registers are the same methods.  args_pointer, chunk, scratch: the three parameters, registers.
     """
 
     def __init__(self, name):
@@ -3384,7 +3469,6 @@ class Builder:
         self.held = {}                # constants kept in registers: bytes -> register
         self.blocks = []              # [start, else or None, end]: positions of loop, if, while
         self.open_blocks = []
-        self.last_if = None
         self.args_pointer, self.chunk, self.scratch = IntReg(self), IntReg(self), IntReg(self)
 
     def args(self, *names):
@@ -3435,14 +3519,17 @@ class Builder:
         return self._op_const(data, to=VecReg(self, lane))
 
     def hold_i8x32(self, x):
-        """Keep a constant in a register: const_i8x32(x) is that one from here on; do not set it."""
+        """Keep a constant in a register, not to be set: const_i8x32(x) is that from here on."""
         v = self.const_i8x32(x)
         self.held[_to_i8([x] * 32 if isinstance(x, int) else x)] = v.id
 
     # Blocks, used as context managers: with k.loop(n): ...
 
     def loop(self, n):
-        """Run the block n times, none if n <= 0; n: a register or int.  As: the rounds left."""
+        """Run the block n times, none if n <= 0; n: a register or int.
+
+        `with k.loop(n) as left` gives the register that counts down: n, n - 1 ... 1.
+        """
         count = self.emit("imm" if type(n) is int else "mov", n)
         return Block(self, "loop", (count,))
 
@@ -3498,6 +3585,10 @@ class Block:
         else:
             k.emit("end" + self.kind, *self.operands, number)
 
+
+# The methods of Builder, one made from each row of the table.  As _op_name it is always that
+# operation; as plain `name` too, unless the class defines a method of that name (mov) or one
+# further down chooses between several (add takes a register or an int, and_ any kind of register).
 
 # How far the constants of an operation go: bits of a shift, lanes, halves, bits of a mask.
 _LIMITS = {"shl": 64, "shr": 64, "sar": 64, "shl_i32": 32, "shr_i32": 32, "sar_i32": 32,
@@ -3652,16 +3743,6 @@ def interpret(kernel, args, chunk=0, scratch=0, functions=None):
 # moved to memory.  A kernel that needs more registers than there are is a mistake to be mended
 # in the kernel.
 
-ENCODERS = {}           # name of an instruction set -> its encoder class; 5.2 and 5.3 fill it
-_MACHINE = {"amd64": "x86-64", "x86_64": "x86-64", "arm64": "arm64", "aarch64": "arm64"}.get(
-    platform.machine().lower())
-
-
-def host_abi():
-    """Return the name of this machine's calling convention."""
-    return "aapcs64" if _MACHINE == "arm64" else "win64" if sys.platform == "win32" else "sysv"
-
-
 def _lifetimes(kernel):
     """Return (first, last): for each register, the positions between which it is busy.
 
@@ -3719,8 +3800,10 @@ def _too_many(kernel, kind, have, first, last):
 def allocate(kernel, encoder):
     """Return (placed, ints, vectors): the instructions on real registers, and which were used.
 
-    placed: a list of [function of the encoder, operands...]; after the operands of the operation
-    come its temporaries, and for `call` the integer registers whose value is needed afterwards.
+    encoder.rows has for each operation the function that writes its code, and how many vector
+    registers it needs in passing, as temporaries.
+    placed: a list of [function, operands...]; after the operands of the operation come its
+    temporaries, and for `call` the integer registers whose value is needed afterwards.
     The register that an operation sets may be one that it reads for the last time; a temporary
     is never any of the others.
     """
@@ -3729,68 +3812,82 @@ def allocate(kernel, encoder):
     for r, at in enumerate(last):
         if at >= 0:
             ending[at].append(r)
-    real = [None] * kernel.n_regs
-    free_ints = list(reversed(encoder.int_order))
-    free_vecs = list(reversed(range(encoder.n_vectors)))
-    free_of = {}                        # register -> the list it came from
-    used_ints, used_vecs = set(), set()
+    free = {IntReg: list(reversed(encoder.int_order)),
+            VecReg: list(reversed(range(encoder.n_vectors)))}
+    n_all = {kind: len(registers) for kind, registers in free.items()}
+    used = {IntReg: set(), VecReg: set()}
+    real, kind_of = [None] * kernel.n_regs, {}      # the real register, and the kind, of each
     for r, parameter in enumerate(encoder.parameters):
         if last[r] >= 0:
-            real[r], free_of[r] = parameter, free_ints
-            free_ints.remove(parameter)
-            used_ints.add(parameter)
+            real[r], kind_of[r] = parameter, IntReg
+            free[IntReg].remove(parameter)
+            used[IntReg].add(parameter)
     placed = []
     for at, instruction in enumerate(kernel.instructions):
         function, n_temps = encoder.rows[instruction[0]]
         temps = ()
         if n_temps:
-            if len(free_vecs) < n_temps:
-                raise _too_many(kernel, VecReg, encoder.n_vectors, first, last)
-            temps = free_vecs[-n_temps:]
-            del free_vecs[-n_temps:]
-            used_vecs.update(temps)
+            if len(free[VecReg]) < n_temps:
+                raise _too_many(kernel, VecReg, n_all[VecReg], first, last)
+            temps = free[VecReg][-n_temps:]
+            del free[VecReg][-n_temps:]
+            used[VecReg].update(temps)
         ended = ending[at]
-        for r in ended:
+        for r in ended:                             # before what is set here takes its place
             if real[r] is not None:
-                free_of[r].append(real[r])
+                free[kind_of[r]].append(real[r])
         line = [function]
         for x in instruction[1:]:
             kind = type(x)
             if kind is IntReg or kind is VecReg:
                 r = x.id
                 if real[r] is None:
-                    free = free_ints if kind is IntReg else free_vecs
-                    if not free:
-                        have = len(encoder.int_order) if kind is IntReg else encoder.n_vectors
-                        raise _too_many(kernel, kind, have, first, last)
-                    real[r], free_of[r] = free.pop(), free
-                    (used_ints if kind is IntReg else used_vecs).add(real[r])
-                    if r in ended:      # set, and never looked at
-                        free.append(real[r])
-                line.append(real[r])
-            else:
-                line.append(x)
+                    if not free[kind]:
+                        raise _too_many(kernel, kind, n_all[kind], first, last)
+                    real[r], kind_of[r] = free[kind].pop(), kind
+                    used[kind].add(real[r])
+                    if r in ended:                  # set, and never looked at
+                        free[kind].append(real[r])
+                x = real[r]
+            line.append(x)
         if temps:
             line += temps
-            free_vecs += temps
+            free[VecReg] += temps
         elif instruction[0] == "call":
-            live = [r for r in free_of if first[r] < at < last[r]]
-            if any(free_of[r] is free_vecs for r in live):
+            live = [r for r in kind_of if first[r] < at < last[r]]
+            if any(kind_of[r] is VecReg for r in live):
                 raise ValueError(f"kernel {kernel.name}: a vector register is busy across a call; "
                                  "store it before")
             line.append(tuple(real[r] for r in live))
         placed.append(line)
-    return placed, used_ints, used_vecs
+    return placed, used[IntReg], used[VecReg]
+
+
+ENCODERS = {}           # name of an instruction set -> its encoder class; 5.2 and 5.3 fill it
+_MACHINE = {"amd64": "x86-64", "x86_64": "x86-64", "arm64": "arm64", "aarch64": "arm64"}.get(
+    platform.machine().lower())
+
+
+def host_abi():
+    """Return the name of this machine's calling convention."""
+    return "aapcs64" if _MACHINE == "arm64" else "win64" if sys.platform == "win32" else "sysv"
 
 
 def encode(kernel, isa, abi=None):
-    """Return the bytes of a kernel for instruction set `isa` and calling convention `abi`."""
+    """Return the bytes of a kernel for instruction set `isa` and calling convention `abi`.
+
+    abi: None for this machine's
+    """
     encoder = ENCODERS[isa](isa, abi or host_abi())
     _emit(kernel, encoder)
     return encoder.finish()
 
 
 def _emit(kernel, encoder, before_each=None):
+    """Let an encoder write the code of a kernel, all but its end.
+
+    before_each: None, or called with each instruction before its code is written
+    """
     placed, ints, vectors = allocate(kernel, encoder)
     encoder.blocks = kernel.blocks
     encoder.begin(ints, vectors, any(line[0] == "call" for line in kernel.instructions))
@@ -3803,9 +3900,9 @@ def _emit(kernel, encoder, before_each=None):
 def listing(kernel, isa, abi=None):
     """Return a kernel as text: each operation, and below it offset, bytes and assembly.
 
-    The emitting methods of an encoder are wrapped to note what they are called with, so that
-    nothing is spent on text unless it is asked for.  That of arm64 has none: its words can be
-    read.
+    Nothing is spent on text unless it is asked for.  An encoder either names its EMITTERS, the
+    methods that append one assembly instruction, which are wrapped here to note what they are
+    called with; or it names none, and can read back (disassemble) each four bytes of its code.
     """
     encoder = ENCODERS[isa](isa, abi or host_abi())
     notes, depth = [(0, None, ("begin",))], 0       # (offset, emitter or None, what it was given)
@@ -3851,8 +3948,12 @@ def listing(kernel, isa, abi=None):
 # ---------------------------------------------------------------------------------------
 # 5.2 x86-64
 #
-# An x86-64 instruction is 1 to 15 bytes.  Most of ours are vector instructions in the VEX form,
-# which name three registers, d = a op b:
+# An x86-64 instruction is 1 to 15 bytes, of which one, the opcode, says what is done.  The one
+# idea: a table has the numbers of every instruction that we use, the methods of the encoder (its
+# emitters) bring them into the forms below, and the functions behind it say which instructions
+# make up an operation of 5.1.
+#
+# Most of ours are vector instructions in the VEX form, which name three registers, d = a op b:
 #
 #     byte       C4          1            2          opcode     3
 #            +--------+-----------+-----------------+--------+------------+------------+-----+
@@ -3899,8 +4000,7 @@ _VEX_ROWS = {
     "vextracti128": (0x39, 1, 3, 0, 1, "<xy"),  "vinserti128":  (0x38, 1, 3, 0, 1, "yyx"),
     "vperm2i128":   (0x46, 1, 3, 0, 1, "yyy"),  "vperm2f128":   (0x06, 1, 3, 0, 1, "yyy"),
     "vpermq":       (0x00, 1, 3, 1, 1, "yy"),   "vpshufd":      (0x70, 1, 1, 0, 1, "yy"),
-    "vpermilps":    (0x04, 1, 3, 0, 1, "yy"),   "vpblendd":     (0x02, 1, 3, 0, 1, "yyy"),
-    "vpblendvb":    (0x4C, 1, 3, 0, 1, "yyy"),
+    "vpblendd":     (0x02, 1, 3, 0, 1, "yyy"),  "vpblendvb":    (0x4C, 1, 3, 0, 1, "yyy"),
     "vaddps":       (0x58, 0, 1, 0, 1, "yyy"),  "vsubps":       (0x5C, 0, 1, 0, 1, "yyy"),
     "vmulps":       (0x59, 0, 1, 0, 1, "yyy"),  "vdivps":       (0x5E, 0, 1, 0, 1, "yyy"),
     "vminps":       (0x5D, 0, 1, 0, 1, "yyy"),  "vmaxps":       (0x5F, 0, 1, 0, 1, "yyy"),
@@ -3955,9 +4055,8 @@ _REX_ROWS = {
     "movsx.w": (1, b"\x0f\xbf", "qm"),   "movzx.w": (0, b"\x0f\xb7", "rm"),
     "movsx.b": (1, b"\x0f\xbe", "qm"),   "movzx.b": (0, b"\x0f\xb6", "rm"),
     "mov.mq":  (1, b"\x89", "<mq"),      "mov.mr":  (0, b"\x89", "<mr"),
-    "mov.mb":  (0, b"\x88", "<mb"),      "neg":     (1, b"\xf7", "3q"),
+    "mov.mb":  (0, b"\x88", "<mb"),      "lock xadd": (1, b"\x0f\xc1", "<mq"),
     "div":     (1, b"\xf7", "6m"),       "prefetcht0": (0, b"\x0f\x18", "1m"),
-    "lock xadd": (1, b"\x0f\xc1", "<mq"),
     "add.8":   (1, b"\x83", "0q"),       "add.32":  (1, b"\x81", "0q"),
     "or.8":    (1, b"\x83", "1q"),       "or.32":   (1, b"\x81", "1q"),
     "and.8":   (1, b"\x83", "4q"),       "and.32":  (1, b"\x81", "4q"),
@@ -3970,8 +4069,10 @@ _REX_ROWS = {
     "sar":     (1, b"\xc1", "7q"),
 }
 RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8, R9, R10, R11, R12, R13, R14, R15 = range(16)
-CONDITION = {"<": 0xC, ">=": 0xD, "<=": 0xE, ">": 0xF, "==": 0x4, "!=": 0x5}      # of jcc
-PREDICATE = {"<": 0x11, ">=": 0x1D, "<=": 0x12, ">": 0x1E, "==": 0x00, "!=": 0x04}  # of vcmpps
+# What a comparison is called in a jump (which reads the flags, where `cmp` and `test` leave their
+# outcome), and in vcmpps.
+CONDITION = {"<": 0xC, ">=": 0xD, "<=": 0xE, ">": 0xF, "==": 0x4, "!=": 0x5}
+PREDICATE = {"<": 0x11, ">=": 0x1D, "<=": 0x12, ">": 0x1E, "==": 0x00, "!=": 0x04}
 
 # Calling conventions: where parameters arrive, what a function must leave as it was, and for
 # Windows, that a caller keeps 32 bytes for the callee above the return address.
@@ -3986,10 +4087,73 @@ _ABI = {
 _CALL_SLOTS = 17            # frame space of a kernel that calls: 3 arguments, up to 14 registers
 
 
-class X86:
-    """The encoder for x86-64.  isa: "avx2", "vnni" (EVEX) or "avxvnni" (VEX); abi: see _ABI.
+@functools.lru_cache(maxsize=None)
+def _vex(name, reg, vvvv, rm):
+    """Return the prefix and the opcode of a vector instruction, the short prefix if it will do."""
+    opcode, mmmmm, w_l_pp = VEX[name]
+    r_vvvv = (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3)
+    if rm < 8 and mmmmm == 1 and w_l_pp < 128:
+        return bytes((0xC5, r_vvvv | w_l_pp, opcode))
+    return bytes((0xC4, (r_vvvv & 0x80) | (0x40 if rm > 7 else 0x60) | mmmmm,
+                  (r_vvvv & 0x78) | w_l_pp, opcode))
 
-    Register rax belongs to the encoder, rsp is the stack, all others are the kernel's.
+
+def _at(reg, base, disp, unit=1):
+    """Return the bytes mod reg r/m and what follows, for the memory at base + disp.
+
+    unit: how many bytes a 1-byte displacement counts, other than 1 in the EVEX form only.
+    """
+    reg_rm = ((reg & 7) << 3) | (base & 7)
+    sib = b"\x24" if base & 7 == 4 else b""
+    if disp == 0 and base & 7 != 5:
+        return bytes((reg_rm,)) + sib
+    if disp % unit == 0 and -128 <= disp // unit <= 127:
+        return bytes((0x40 | reg_rm,)) + sib + bytes((disp // unit & 0xFF,))
+    return bytes((0x80 | reg_rm,)) + sib + struct.pack("<i", disp)
+
+
+# The names of the registers by size, and the rest of what a listing is made from.
+_INT_NAMES = {
+    "q": "rax rcx rdx rbx rsp rbp rsi rdi r8 r9 r10 r11 r12 r13 r14 r15".split(),
+    "r": "eax ecx edx ebx esp ebp esi edi r8d r9d r10d r11d r12d r13d r14d r15d".split(),
+    "w": "ax cx dx bx sp bp si di r8w r9w r10w r11w r12w r13w r14w r15w".split(),
+    "b": "al cl dl bl spl bpl sil dil r8b r9b r10b r11b r12b r13b r14b r15b".split(),
+}
+_JUMP_NAMES = {"<": "l", ">=": "ge", "<=": "le", ">": "g", "==": "e", "!=": "ne"}
+_MEMORY_SIZE = {"movsx.w": "word ptr ", "movzx.w": "word ptr ", "movsx.b": "byte ptr ",
+                "movzx.b": "byte ptr ", "movsxd.m": "dword ptr ", "div": "qword ptr "}
+
+
+def _memory_text(base, disp):
+    distance = f" + {disp}" if disp > 0 else f" - {-disp}" if disp else ""
+    return f"[{_INT_NAMES['q'][base]}{distance}]"
+
+
+def _operands_text(name, pattern, reg, vvvv, r_m, imm):
+    """Return mnemonic and operands in the order that a table's pattern says; see _VEX_ROWS."""
+    kinds = pattern.lstrip("<")
+    fields = [reg, vvvv, r_m] if len(kinds) == 3 else [reg, r_m]
+    if pattern[0] == "<":
+        fields.reverse()
+    texts = []
+    for kind, field in zip(kinds, fields):
+        if kind in "xy":
+            texts.append(field if type(field) is str else f"{kind}mm{field}")
+        elif not kind.isdigit():
+            texts.append(field if type(field) is str else _INT_NAMES[kind][field])
+    if name == "vpblendvb":
+        texts.append(f"ymm{imm[0] >> 4}")            # here the last byte holds a register
+    elif imm and imm[0] is not None:
+        texts.append(str(imm[0]))
+    return f"{name.split('.')[0]} {', '.join(texts)}"
+
+
+class X86:
+    """The encoder for x86-64, of one kernel.  abi: see _ABI
+
+    isa: "avx2"; or with the dot product vpdpbusd, which came in two forms: "vnni" (EVEX, with
+    AVX-512) and "avxvnni" (VEX).
+    Register rax belongs to the encoder, rsp has the stack's address, all others are the kernel's.
     """
 
     n_vectors = 16
@@ -4007,39 +4171,20 @@ class X86:
 
     def vvv(self, name, reg, vvvv, rm, imm=None):
         """A vector instruction on registers."""
-        opcode, mmmmm, w_l_pp = VEX[name]
-        r_vvvv = (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3)
-        modrm = 0xC0 | ((reg & 7) << 3) | (rm & 7)
-        if rm < 8 and mmmmm == 1 and w_l_pp < 128:
-            self.code += bytes((0xC5, r_vvvv | w_l_pp, opcode, modrm))
-        else:
-            self.code += bytes((0xC4, (r_vvvv & 0x80) | (0x40 if rm > 7 else 0x60) | mmmmm,
-                                (r_vvvv & 0x78) | w_l_pp, opcode, modrm))
+        self.code += _vex(name, reg, vvvv, rm)
+        self.code.append(0xC0 | ((reg & 7) << 3) | (rm & 7))
         if imm is not None:
             self.code.append(imm)
 
     def vvm(self, name, reg, vvvv, base, disp, imm=None):
         """A vector instruction whose r/m is the memory at base + disp."""
-        opcode, mmmmm, w_l_pp = VEX[name]
-        r_vvvv = (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3)
-        if base < 8 and mmmmm == 1 and w_l_pp < 128:
-            head = (0xC5, r_vvvv | w_l_pp, opcode)
-        else:
-            head = (0xC4, (r_vvvv & 0x80) | (0x40 if base > 7 else 0x60) | mmmmm,
-                    (r_vvvv & 0x78) | w_l_pp, opcode)
-        self.code += bytes(head) + _at(reg, base, disp)
+        self.code += _vex(name, reg, vvvv, base) + _at(reg, base, disp)
         if imm is not None:
             self.code.append(imm)
 
     def vvc(self, name, reg, vvvv, data):
-        """A vector instruction whose r/m is a constant of the kernel."""
-        opcode, mmmmm, w_l_pp = VEX[name]
-        r_vvvv = (0 if reg > 7 else 0x80) | ((15 - vvvv) << 3)
-        if mmmmm == 1:
-            head = (0xC5, r_vvvv | w_l_pp, opcode)
-        else:
-            head = (0xC4, (r_vvvv & 0x80) | 0x60 | mmmmm, (r_vvvv & 0x78) | w_l_pp, opcode)
-        self.code += bytes((*head, ((reg & 7) << 3) | 5, 0, 0, 0, 0))
+        """A vector instruction whose r/m is a constant of the kernel; `finish` fills in where."""
+        self.code += _vex(name, reg, vvvv, 0) + bytes((((reg & 7) << 3) | 5, 0, 0, 0, 0))
         self.constants[data] = None
         self.uses.append((len(self.code) - 4, data))
 
@@ -4169,7 +4314,7 @@ class X86:
         self.saved_vecs = [v for v in _ABI[self.abi]["saved_vecs"] if v in vectors]
         for r in self.saved:
             self.push(r)
-        self.shadow = 32 if self.abi == "win64" else 0
+        self.shadow = 32 if self.abi == "win64" else 0      # what is kept for the callee
         self.vec_area = self.shadow + 8 * _CALL_SLOTS if calls else 0
         self.frame = self.vec_area + 16 * len(self.saved_vecs)
         if calls and (self.frame + 8 * len(self.saved) + 8) % 16:
@@ -4204,58 +4349,10 @@ class X86:
         return bytes(self.code)
 
 
-_INT_NAMES = {
-    "q": "rax rcx rdx rbx rsp rbp rsi rdi r8 r9 r10 r11 r12 r13 r14 r15".split(),
-    "r": "eax ecx edx ebx esp ebp esi edi r8d r9d r10d r11d r12d r13d r14d r15d".split(),
-    "w": "ax cx dx bx sp bp si di r8w r9w r10w r11w r12w r13w r14w r15w".split(),
-    "b": "al cl dl bl spl bpl sil dil r8b r9b r10b r11b r12b r13b r14b r15b".split(),
-}
-_JUMP_NAMES = {"<": "l", ">=": "ge", "<=": "le", ">": "g", "==": "e", "!=": "ne"}
-_MEMORY_SIZE = {"movsx.w": "word ptr ", "movzx.w": "word ptr ", "movsx.b": "byte ptr ",
-                "movzx.b": "byte ptr ", "movsxd.m": "dword ptr ", "div": "qword ptr "}
-
-
-def _memory_text(base, disp):
-    distance = f" + {disp}" if disp > 0 else f" - {-disp}" if disp else ""
-    return f"[{_INT_NAMES['q'][base]}{distance}]"
-
-
-def _operands_text(name, pattern, reg, vvvv, r_m, imm):
-    """Return mnemonic and operands in the order that a table's pattern says; see _VEX_ROWS."""
-    kinds = pattern.lstrip("<")
-    fields = [reg, vvvv, r_m] if len(kinds) == 3 else [reg, r_m]
-    if pattern[0] == "<":
-        fields.reverse()
-    texts = []
-    for kind, field in zip(kinds, fields):
-        if kind in "xy":
-            texts.append(field if type(field) is str else f"{kind}mm{field}")
-        elif not kind.isdigit():
-            texts.append(field if type(field) is str else _INT_NAMES[kind][field])
-    if name == "vpblendvb":
-        texts.append(f"ymm{imm[0] >> 4}")            # here the last byte holds a register
-    elif imm and imm[0] is not None:
-        texts.append(str(imm[0]))
-    return f"{name.split('.')[0]} {', '.join(texts)}"
-
-
-def _at(reg, base, disp, unit=1):
-    """Return the bytes mod reg r/m and what follows, for the memory at base + disp.
-
-    unit: how many bytes a 1-byte displacement counts, other than 1 in the EVEX form only.
-    """
-    reg_rm = ((reg & 7) << 3) | (base & 7)
-    sib = b"\x24" if base & 7 == 4 else b""
-    if disp == 0 and base & 7 != 5:
-        return bytes((reg_rm,)) + sib
-    if disp % unit == 0 and -128 <= disp // unit <= 127:
-        return bytes((0x40 | reg_rm,)) + sib + bytes((disp // unit & 0xFF,))
-    return bytes((0x80 | reg_rm,)) + sib + struct.pack("<i", disp)
-
-
 # From here on, how each operation becomes instructions: the rows that `allocate` looks up.  A
-# function has the operation's operands, and after them its temporaries.  It must be right when
-# the destination is also a source.
+# function is given the encoder, asm, then the operation's operands, as numbers of registers, and
+# after them its temporaries.  It must be right when the destination d is also a source.  Some end
+# in _row, to be told from the meanings of the same operations in 5.1.
 
 def _arith(name, commutes):
     """Return the function for d = a op b, on an instruction that does d = d op b."""
@@ -4556,16 +4653,23 @@ def _compare_imm(asm, a, n):
 _OPPOSITE = {"<": ">=", ">=": "<", "<=": ">", ">": "<=", "==": "!=", "!=": "=="}
 
 
-def _loop(asm, count, block):
-    asm.rr("test", count, count)
-    asm.jump("<=", ("end", block))
-    asm.label(("top", block))
+# Labels and jumps.  Both encoders have the methods `jump` and `label`, so these serve 5.3 too.
 
+def _loops(compare_imm, count_down):
+    """Return the functions for loop and endloop.
 
-def _endloop(asm, count, block):
-    asm.rr("sub.8", 5, count, 1)
-    asm.jump(">", ("top", block))
-    asm.label(("end", block))
+    count_down: function of (asm, register) that subtracts 1, and compares what is left with 0
+    """
+    def loop(asm, count, block):
+        compare_imm(asm, count, 0)
+        asm.jump("<=", ("end", block))
+        asm.label(("top", block))
+
+    def endloop(asm, count, block):
+        count_down(asm, count)
+        asm.jump(">", ("top", block))
+        asm.label(("end", block))
+    return loop, endloop
 
 
 def _else(asm, block):
@@ -4573,8 +4677,12 @@ def _else(asm, block):
     asm.label(("else", block))
 
 
+def _endif(asm, block):
+    asm.label(("end", block))
+
+
 def _branches(compare):
-    """Return the functions for if, while and endwhile."""
+    """Return the functions for if, while and endwhile.  compare: function of (asm, a, b)"""
     def if_(asm, a, how, b, block):
         compare(asm, a, b)
         asm.jump(_OPPOSITE[how], ("end" if asm.blocks[block][1] is None else "else", block))
@@ -4636,8 +4744,7 @@ def _x86_rows(isa):
         "pause": plain(lambda asm: asm.raw("pause", b"\xf3\x90")),
         "prefetch": plain(lambda asm, base, disp: asm.rm("prefetcht0", 1, base, disp)),
         "call": plain(_call),
-        "loop": plain(_loop), "endloop": plain(_endloop), "else": plain(_else),
-        "endif": plain(lambda asm, block: asm.label(("end", block))),
+        "else": plain(_else), "endif": plain(_endif),
 
         "const": plain(_const), "vmov": plain(_vmov),
         "vload": _vload("vmovdqu"), "vstore": _vstore("vmovdqu.m"),
@@ -4702,6 +4809,8 @@ def _x86_rows(isa):
     }
     rows["min"], rows["min_imm"] = map(plain, _extreme("cmovg"))
     rows["max"], rows["max_imm"] = map(plain, _extreme("cmovl"))
+    rows["loop"], rows["endloop"] = map(plain, _loops(
+        _compare_imm, lambda asm, count: asm.rr("sub.8", 5, count, 1)))
     rows["if"], rows["while"], rows["endwhile"] = map(plain, _branches(_compare))
     rows["if_imm"], rows["while_imm"], rows["endwhile_imm"] = map(plain, _branches(_compare_imm))
     for part, letter in (("lo", "l"), ("hi", "h")):
@@ -4754,9 +4863,9 @@ ENCODERS.update(avx2=X86, vnni=X86, avxvnni=X86)
 # Source: Arm Architecture Reference Manual (DDI 0487), C4 for the words, C6 and C7 for what they
 # do; Procedure Call Standard for the Arm 64-bit Architecture (IHI 0055), section 6.
 
-_CONDITIONS = "eq ne hs lo mi pl vs vc hi ls ge lt gt le al".split()
-_CONDITION = {how: _CONDITIONS.index(name) for how, name in
-              (("<", "lt"), ("<=", "le"), (">", "gt"), (">=", "ge"), ("==", "eq"), ("!=", "ne"))}
+_CONDITIONS = "eq ne hs lo mi pl vs vc hi ls ge lt gt le al".split()    # in order of their numbers
+_A64_CONDITION = {how: _CONDITIONS.index(name) for how, name in (
+    ("<", "lt"), ("<=", "le"), (">", "gt"), (">=", "ge"), ("==", "eq"), ("!=", "ne"))}
 
 
 def _bitmask_bits(value):
@@ -4998,7 +5107,11 @@ def _a64_parts(picture, text):
 
 
 class _A64Words(dict):
-    """Name -> function of the operands that returns the word, made when first asked for."""
+    """Name -> function of the operands that returns the word, made when first asked for.
+
+    A picture becomes Python source, which is compiled: a kernel has thousands of words, and each
+    now costs a few shifts and no look at its picture.
+    """
 
     pictures = {name: (picture, text) for name, picture, text in _A64_ROWS}
 
@@ -5049,7 +5162,7 @@ def _sum_words(d, n, number):
 
 
 def _address(n, disp):
-    """Return (words, register): the address x_n + disp, for instructions that add nothing."""
+    """Return (words, register): the address x_n + disp, for instructions without displacement."""
     return (_sum_words(16, n, disp), 16) if disp else ((), n)
 
 
@@ -5367,10 +5480,10 @@ def _a64_load_high(asm, d, a, base, disp):
 def _a64_lanes(asm, pair, single, v, base, n, disp, clear=()):
     """All eight lanes at once; or, where n < 8, lane by lane until n are done."""
     asm.code += (*_sum_words(16, base, disp),
-                 _W["cmp.i"](n, 8), _W["b.if"](_CONDITION["<"], 3),
+                 _W["cmp.i"](n, 8), _W["b.if"](_A64_CONDITION["<"], 3),
                  _W[pair](v, v + 1, 16, 0), _W["b"](1 + len(clear) + 3 * 8), *clear)
     for lane in range(8):
-        asm.code += (_W["cmp.i"](n, lane), _W["b.if"](_CONDITION["<="], 2 + 3 * (7 - lane)),
+        asm.code += (_W["cmp.i"](n, lane), _W["b.if"](_A64_CONDITION["<="], 2 + 3 * (7 - lane)),
                      _W[single](v + (lane >> 2), lane >> 1 & 1, lane & 1, 16))
 
 
@@ -5449,16 +5562,8 @@ def _a64_compare_imm(asm, a, number):
         asm.code += (*_constant_words(16, number), _W["cmp.x"](a, 16))
 
 
-def _a64_loop(asm, count, block):
-    asm.code.append(_W["cmp.i"](count, 0))
-    asm.jump("<=", ("end", block))
-    asm.label(("top", block))
-
-
-def _a64_endloop(asm, count, block):
+def _a64_count_down(asm, count):
     asm.code.append(_W["subs.i"](count, count, 1))
-    asm.jump(">", ("top", block))
-    asm.label(("end", block))
 
 
 def _a64_call(asm, address, a, b, c, live):
@@ -5490,9 +5595,8 @@ def _arm64_rows(has_dot):
         "store_f32_n": _a64_store_n, "store_i32_n": _a64_store_n,
         "insert_i32": _a64_insert_i32, "blend_i32": _a64_blend_i32,
         "shuffle_i32": _a64_shuffle_i32,
-        "loop": _a64_loop, "endloop": _a64_endloop, "call": _a64_call,
-        # labels and jumps are those of 5.2, since the methods of both encoders are called alike
-        "else": _else, "endif": lambda asm, block: asm.label(("end", block))}
+        "call": _a64_call, "else": _else, "endif": _endif}
+    others["loop"], others["endloop"] = _loops(_a64_compare_imm, _a64_count_down)
     for form, compare in (("", _a64_compare), ("_imm", _a64_compare_imm)):
         others.update(zip(("if" + form, "while" + form, "endwhile" + form), _branches(compare)))
     rows.update({name: (function, 0) for name, function in others.items()})
@@ -5565,7 +5669,7 @@ class Arm64:
                              "unroll less")
         for place, how, label in self.jumps:
             distance = self.labels[label] - place
-            code[place] = _W["b.if"](_CONDITION[how], distance) if how else _W["b"](distance)
+            code[place] = _W["b.if"](_A64_CONDITION[how], distance) if how else _W["b"](distance)
         for data, uses in self.constants.items():
             for place, d in uses:
                 code[place] = _W["ldr.qlit"](d, len(code) - place)
@@ -5616,6 +5720,7 @@ _MAP_ANONYMOUS = 0x1000 if sys.platform == "darwin" else 0x20
 _MEM_COMMIT_RESERVE, _MEM_RELEASE = 0x3000, 0x8000         # Windows
 _PAGE_READWRITE, _PAGE_EXECUTE_READ = 4, 0x20
 
+# What ctypes has to know to call a kernel: nothing is returned; args, chunk, scratch.
 KERNEL_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
 
 
@@ -5683,7 +5788,7 @@ def _clear_cache(address, n_bytes):
 
 
 class _Windows:
-    """Pages by VirtualAlloc."""
+    """Pages by VirtualAlloc, with the methods of _Posix."""
 
     def __init__(self):
         c, address, size = ctypes, ctypes.c_void_p, ctypes.c_size_t
@@ -5756,7 +5861,7 @@ def compile_kernels(kernels, isa):
 
 
 def features_x86(cpuid, read_xcr0):
-    """Return the names of the instruction sets that may be used, best first.
+    """Return the names of the instruction sets that may be used, best first: those of class X86.
 
     cpuid: function of (leaf, subleaf) -> (eax, ebx, ecx, edx).  read_xcr0: function -> int.
     What cpuid claims is not enough: the system must also save the registers when it switches
@@ -5864,7 +5969,8 @@ def host_instruction_sets():
 def choose_isa(environ):
     """Return (instruction set, None), or (None, why plain Python is used).
 
-    KSHIPRA_ISA in environ chooses one that is not above what the processor has, or "python".
+    KSHIPRA_ISA in environ chooses one that is not above what the processor has, or "python";
+    "vnni" stands for either form of that instruction.
     """
     wanted = environ.get("KSHIPRA_ISA")
     if wanted == "python":
@@ -6063,7 +6169,8 @@ def emit_scales(k, format, block, keep):
 
     block: EightRuns over eight blocks   scale, low: f32x8, exact as in Format.unpack
     """
-    # The last two bytes of a block are read as the upper half of its last four.
+    # Sixteen bytes are read at a time, and none behind the block: near its end, from further back.
+    # So its last two bytes are read as the upper half of its last four.
     d_at = min(format.d_off, format.block_bytes - 4)
     needed = {d_at} | {at for field in (format.scales, format.mins) if field
                        for at, _, width in _places(field.low) + _places(field.high) if width}
@@ -6124,7 +6231,11 @@ def emit_codes(k, format, block, out):
 
 
 def emit_stretch(k, format, low_block, low, high_block, high, out):
-    """Emit one stretch of emit_codes.  low, high: where its codes' bits stand, see _places."""
+    """Emit one stretch of emit_codes.  low, high: where its codes' bits stand, see _places.
+
+    chunk_of: for each place, the first of the 16 bytes with which it is read.  All places of 16
+    bytes are done before the next 16 are read, so that few registers hold bytes.
+    """
     field = format.codes
     chunk_of = [[at - (at - places[0][0]) % 16 for at, _, _ in places] for places in (low, high)]
     pairs = list(zip(chunk_of[1] or [None] * len(low), chunk_of[0]))
@@ -6161,6 +6272,8 @@ class Products:
     Not everything fits the registers: in the scratch wait the scales if a block has many, the
     dot products if a stretch has many (its codes do not come in the order in which the sums
     must be made), and y if there are several rows.
+    many: whether a block has many scales   place: register, from which those of the stretch lie
+    SCALES_AT bytes away   park: whether dot products wait   run_len: how many codes share one sum
     """
 
     def __init__(self, k, format, x, n_rows, ahead):
@@ -6248,32 +6361,23 @@ class Ahead:
     """What is fetched into the cache while a stretch is computed, a line of 64 bytes at a time.
 
     The processor finds out by itself what will be read next where one thing is read in order,
-    but not where eight rows are; without this, weights come in at a third of the speed.  A
-    group of narrow rows is fetched while the one before it is computed, from end to end.  Two
-    groups of wide rows would not fit the first-level cache; of those the next AHEAD_BYTES of
-    each row are fetched, and at the end of the rows, the first of the next eight.  The lines
-    are spread over the codes, since all at once would only fill the queue of reads.
+    but not where eight rows are; without this, weights come in at a third of the speed.  What
+    is fetched is the next eight rows: end to end, which memory likes best, or, where two
+    groups of rows would crowd the first-level cache, all eight side by side, so that a line
+    comes in as one goes out of use.  The fetches are spread over the codes, since all at once
+    would only fill the queue of reads.
     """
 
     def __init__(self, k, format, steps, row_bytes, base):
-        self.k, self.format, self.row_bytes = k, format, row_bytes
+        self.k, self.format = k, format
         per_row = format.block_bytes * stretch_of(format) // format.block_len
-        self.wide = 8 * row_bytes > NEAR_BYTES
-        if self.wide:
-            self.n_blocks = AHEAD_BYTES // format.block_bytes
-            self.at = base + self.n_blocks * format.block_bytes
+        self.at = base + 8 * row_bytes
+        if 8 * row_bytes <= NEAR_BYTES:
+            self.step, self.lines = 8 * per_row, range(0, 8 * per_row, 64)
+        else:
             self.step = per_row
             self.lines = [step + line for line in range(0, per_row, 64) for step in steps]
-        else:
-            self.at, self.step = base + 8 * row_bytes, 8 * per_row
-            self.lines = list(range(0, 8 * per_row, 64))
         self.n_fetched = self.n_codes = 0
-
-    def start(self, blocks_left):
-        """Begin a block.  blocks_left: register, with this block"""
-        if self.wide:
-            with self.k.if_(blocks_left, "==", self.n_blocks):
-                self.k.add(self.at, 7 * self.row_bytes, to=self.at)
 
     def fetch(self):
         """Emit the fetching that goes with the next four codes of a stretch."""
@@ -6289,8 +6393,7 @@ class Ahead:
         self.n_fetched = self.n_codes = 0
 
 
-NEAR_BYTES = 15 << 10                   # two of these, less what x takes, fit 32 KB
-AHEAD_BYTES = 768
+NEAR_BYTES = 15 << 10                   # of 32 KB
 
 
 def is_int8(format):
@@ -6334,7 +6437,10 @@ def emit_reload(k, name):
 
 
 def emit_held_constants(k, format, n_rows=1):
-    """Keep in registers what every stretch of codes needs, as far as there are registers."""
+    """Keep in registers what every stretch of codes needs, as far as there are registers.
+
+    n_rows: of activations; with several, their sums take the place of some of these
+    """
     width = format.codes.low[0][3]
     if width < 8 and (n_rows == 1 or format.block_len == 32):
         k.hold_i8x32((1 << width) - 1)
@@ -6366,8 +6472,7 @@ def emit_matvec(k, format, n_in, lanes=8, n_rows=1):
         block = EightRuns(k, emit_reload(k, "w") + first * row_bytes, steps)
         ahead = Ahead(k, format, steps, row_bytes, block.base)
         out = Products(k, format, emit_reload(k, "x"), n_rows, ahead)
-        with k.loop(n_in // format.block_len) as blocks_left:
-            ahead.start(blocks_left)
+        with k.loop(n_in // format.block_len):
             out.start()
             emit_scales(k, format, block, out.keep)
             emit_codes(k, format, block, out)
@@ -6456,9 +6561,7 @@ class Panel:
 def emit_panel(k, format, block, n_blocks, at, bias, ahead=None):
     """Emit the unpacking of n_blocks blocks of eight runs into the panel at register `at`."""
     out = Panel(k, format, at, bias, ahead)
-    with k.loop(n_blocks) as blocks_left:
-        if ahead:
-            ahead.start(blocks_left)
+    with k.loop(n_blocks):
         emit_scales(k, format, block, out.keep)
         emit_codes(k, format, block, out)
         k.add(block.base, format.block_bytes, to=block.base)
@@ -6823,11 +6926,6 @@ def _elementwise(k, function, inputs=("x",), numbers=()):
     _each_vector(k, n, [(pointer, 32) for pointer in pointers], body)
 
 
-def emit_copy(k):
-    """Emit out = x."""
-    _elementwise(k, lambda k, x: x)
-
-
 def emit_silu(k):
     """Emit out = silu(x)."""
     _elementwise(k, _silu)
@@ -7171,11 +7269,6 @@ class AttentionScratch:
     def state_of(self, k, pair, i):
         """Emit the load of the address of its state."""
         return k.load_i64(pair, self.pairs + self.PAIR_BYTES * i + self.STATE)
-
-
-def attention_scratch_bytes(head_dim):
-    """Return how many bytes of scratch a thread needs for attention."""
-    return AttentionScratch(head_dim).n_bytes
 
 
 def emit_attention(k, kv_type, head_dim, cap=False):
@@ -7679,8 +7772,9 @@ def emit_compact(k):
 # 5.7 Programs and threads
 #
 # A forward pass calls some hundreds of operations, and a call from Python to machine code
-# costs more than many of them.  So the calls are not made but written down, once: `Native`
-# has the names of the operation surface, and each method appends a line to a table.
+# costs more than many of them.  The one idea: the calls are not made but written down, once.
+# `Native` has the methods of the operation surface (4.4), and each appends a line to a table, the
+# program.
 #
 #   line:  address of the kernel | address of its arguments | number of chunks | barrier
 #
@@ -7705,17 +7799,14 @@ def emit_run(k, clock=None):
     where its next argument points: it is called after each line, for the place behind the
     line's counter, and the last thread to get there has the say
     """
-    table, n_lines, counters = k.args("table", "n_lines", "counters")
+    field = Fields(k, "table", "n_lines", "counters", "arrived", "n_threads", "give_way")
+    table, n_lines, counters = field("table"), field("n_lines"), field("counters")
     due = k.imm(0)                      # what `arrived` must reach at the next barrier
-
-    def field(i):                       # loaded where needed: registers are few
-        return k.load_i64(k.args_pointer, 8 * i)
-
     with k.loop(n_lines):
         n_chunks = k.load_i64(table, 16)
         left = n_chunks - k.load_acquire(counters)
         with k.while_(left, ">", 0):
-            share = k.max(k.div(left, field(4)), 1)
+            share = k.max(k.div(left, field("n_threads")), 1)
             chunk = k.fetch_add(counters, share)
             end = k.min(chunk + share, n_chunks)
             with k.while_(chunk, "<", end):
@@ -7723,15 +7814,15 @@ def emit_run(k, clock=None):
                 chunk += 1
             k.mov(left, n_chunks - k.load_acquire(counters))
         with k.if_(k.load_i64(table, 24), "!=", 0):
-            arrived, spins = field(3), k.imm(0)
-            due += field(4)
+            arrived, spins = field("arrived"), k.imm(0)
+            due += field("n_threads")
             k.fetch_add(arrived, k.imm(1))
             here = k.load_acquire(arrived)
             with k.while_(here, "<", due):
                 k.pause()
                 spins += 1
                 with k.if_(spins, ">", SPINS):
-                    k.call(field(5), table, due, k.scratch)
+                    k.call(field("give_way"), table, due, k.scratch)
                 k.load_acquire(arrived, to=here)
         if clock:
             function, first = clock
@@ -7808,14 +7899,13 @@ class Buffer:
     """An activation of a recorded program: f32 (n_rows, n) in the arena.
 
     address: of the first row   quantized: the Buffer of its int8 form, once there is one
-    act: "silu" or "gelu" when only promised: the next `mul` computes both in one pass
     Python frees a Buffer when the forward pass drops it, and its place serves the next one.
     """
 
     def __init__(self, program, n_rows, n, n_bytes):
         self.program, self.n_rows, self.n, self.n_bytes = program, n_rows, n, n_bytes
         self.address = program.place(n_bytes)
-        self.quantized = self.act = None
+        self.quantized = None
 
     row_bytes = property(lambda self: 4 * self.n)
     span = property(lambda self: (self.address, self.address + self.n_bytes))
@@ -7840,8 +7930,10 @@ class Program:
     def __init__(self, arena):
         self.arena, self.lines, self.keep, self.calls = arena, [], [], []
         self.holes, self.end, self.peak_bytes = [], 0, 0
-        self.since = self.last = [], []     # (address, end) read, written: since the last barrier
-        self.by_row = False                 # but for the last line, and by it and those it joined
+        # (address, end) of what is read, and of what is written: by the lines since the last
+        # barrier, but for the last one and those that it joined; and by these.
+        self.since = self.last = [], []
+        self.by_row = False                 # whether the last line goes row by row
 
     def place(self, n_bytes):
         """Return the address of n_bytes of the arena, on a 64-byte border."""
@@ -7964,13 +8056,13 @@ class NativeFault(Exception):
     """Machine code cannot run here, or does not do what it should; the message says why."""
 
 
-SHARES = 8                              # chunks a thread in which the rows of a weight are dealt out
+SHARES = 8                              # chunks a thread, in which a weight's rows are dealt out
 PANEL_ROWS = 32                         # weight rows of a chunk where many activations meet them
 SLICE = 8192                            # elements of a chunk of an element-wise operation
 ATTENTION_ROWS = 16                     # neighbouring rows that share the loading of keys
 SCRATCH_BYTES = 8 << 20                 # of each thread; committed as it is written
-KEPT_PROGRAMS = 8
-FULL_U8 = ("vnni", "avxvnni")
+KEPT_PROGRAMS = 8                       # the oldest goes first
+FULL_U8 = ("vnni", "avxvnni")           # where dot4_us takes all unsigned bytes, see emit_matmul
 
 
 def f32_bits(x):
@@ -7988,14 +8080,15 @@ def address_of(buf):
 # rows of numbers are tried by themselves; quantize runs inside every trial of a matrix.
 
 def _check_key(emit, parameters):
-    """Return what makes two kernels alike enough to be tried once: width and lanes do not count."""
+    """Return what makes two kernels alike enough to be tried once: n_in and lanes do not count."""
     return (emit, *[p for p in parameters if isinstance(p, (str, Format))], *parameters[3:])
 
 
 def _trial_tensor(fmt, n_out, n_in, rng):
-    """Return a Tensor of random blocks whose scales are finite: no byte with the bits of infinity."""
+    """Return a Tensor of random blocks of finite scales: no byte has the bits of infinity."""
     finite = bytes(b if b & 0x7C != 0x7C else b ^ 0x40 for b in range(256))
-    data = rng.getrandbits(8 * fmt.n_bytes(n_out * n_in)).to_bytes(fmt.n_bytes(n_out * n_in), "little")
+    n_bytes = fmt.n_bytes(n_out * n_in)
+    data = rng.getrandbits(8 * n_bytes).to_bytes(n_bytes, "little")
     if fmt.name == "F32":                 # its third byte counts too: take numbers
         return Tensor("trial", fmt, (n_out, n_in),
                       array("f", [rng.uniform(-1, 1) for _ in range(n_out * n_in)]).tobytes())
@@ -8012,13 +8105,14 @@ def _trial(emit, parameters):
     def rows(n_rows, n):
         return [array("f", [rng.uniform(-2, 2) for _ in range(n)]) for _ in range(n_rows)]
 
-    x, y, (w, b), fixed = rows(3, 37), rows(3, 37), rows(2, 37), parameters
+    x, y, (w, b) = rows(3, 37), rows(3, 37), rows(2, 37)
     if emit in (emit_matvec, emit_matmul, emit_matmul_float):
-        matrix = _trial_tensor(fixed[0], (fixed[2:] or (8,))[0], fixed[1], rng)
-        x = rows(fixed[3] if emit is emit_matvec else 9, fixed[1])
+        fmt, n_in, *rest = parameters                   # rest: lanes, then n_rows of emit_matvec
+        matrix = _trial_tensor(fmt, rest[0] if rest else 8, n_in, rng)
+        x = rows(rest[1] if emit is emit_matvec else 9, n_in)
         return (lambda ops, x: ops.matmul(matrix, x)), [x]
     if emit is emit_embed:
-        matrix = _trial_tensor(fixed[0], 5, fixed[1], rng)
+        matrix = _trial_tensor(parameters[0], 5, parameters[1], rng)
         return (lambda ops, index: ops.embed(matrix, index)), [[4, 0, 3]]
     return {
         emit_add: ((lambda ops, x, y: ops.add(x, y)), [x, y]),
@@ -8068,10 +8162,15 @@ def _attention_trial(cache, spec):
 class Native:
     """The operation surface as a recorder of programs.
 
-    Each method appends lines and returns the Buffer that they will fill.
+    Each method appends lines to self.program and returns the Buffer that they will fill.
+    kernels: (emit, parameters) -> (address, Builder)   programs: the records, by number of rows
+    owned: by id, weights that lie where programs expect them   tables: see table_memory
+    unchecked, checked: kernels used so far and those that agreed with chapter 4, by _check_key
+    examples: for rope and attention, what their trials are made from
+    arena: Memory for the Buffers   inputs: for tokens, positions and the like of n_inputs rows
     """
 
-    name, prefill_rows = "native", 256
+    name, prefill_rows = "native", 192      # a multiple of the six rows that a tile holds
 
     def __init__(self, isa, n_threads):
         self.isa, self.n_threads = isa, n_threads
@@ -8144,7 +8243,7 @@ class Native:
         self.line(x.n_rows * slices, reads, [out], emit, by_row=slices == 1, **fields)
         return out
 
-    # The operation surface
+    # The operation surface: each operation as in 4.4, over Buffers instead of rows.
 
     def embed(self, w, index):
         """Record out[r] = row index[r] of w; index: Index."""
@@ -8203,16 +8302,17 @@ class Native:
 
     def rms_norm(self, x, w, eps):
         out = self.buffer(x.n_rows, x.n)
-        self.line(x.n_rows, [x], [out], emit_rms_norm, by_row=True, x=x.address, x_row_bytes=x.row_bytes,
-                  out=out.address, out_row_bytes=out.row_bytes, w=self.vector(w), n=len(w),
-                  runs=x.n // len(w), eps_bits=f32_bits(eps))
+        self.line(x.n_rows, [x], [out], emit_rms_norm, by_row=True, x=x.address,
+                  x_row_bytes=x.row_bytes, out=out.address, out_row_bytes=out.row_bytes,
+                  w=self.vector(w), n=len(w), runs=x.n // len(w), eps_bits=f32_bits(eps))
         return out
 
     def layer_norm(self, x, w, b, eps):
         out = self.buffer(x.n_rows, x.n)
-        self.line(x.n_rows, [x], [out], emit_layer_norm, by_row=True, x=x.address, x_row_bytes=x.row_bytes,
-                  out=out.address, out_row_bytes=out.row_bytes, w=self.vector(w),
-                  b=0 if b is None else self.vector(b), n=x.n, eps_bits=f32_bits(eps))
+        self.line(x.n_rows, [x], [out], emit_layer_norm, by_row=True, x=x.address,
+                  x_row_bytes=x.row_bytes, out=out.address, out_row_bytes=out.row_bytes,
+                  w=self.vector(w), b=0 if b is None else self.vector(b), n=x.n,
+                  eps_bits=f32_bits(eps))
         return out
 
     def rows(self, x, index):
@@ -8297,8 +8397,8 @@ class Native:
             self.team.run_kernel = untimed
         stamps = [system_time(program.counters.address + COUNTER_BYTES * i + STAMP_OFF)
                   for i in range(len(program.lines))]
-        return self.logits(program), [
-            (*call, after - before) for call, before, after in zip(program.calls, stamps, stamps[1:])]
+        seconds = map(sub, stamps[1:], stamps)
+        return self.logits(program), [(*call, s) for call, s in zip(program.calls, seconds)]
 
     def record(self, forward, model, batch):
         """Return the Program of a forward pass over so many rows."""
@@ -8352,7 +8452,7 @@ class Native:
             places = []
             for x in inputs:
                 is_rows = isinstance(x[0], array)
-                data = b"".join([row.tobytes() for row in x]) if is_rows else array("i", x).tobytes()
+                data = b"".join(row.tobytes() for row in (x if is_rows else [array("i", x)]))
                 place = self.buffer(len(x), len(x[0]) if is_rows else 1)
                 ctypes.memmove(place.address, data, len(data))
                 places.append(place if is_rows else Index(place.address, len(x)))
@@ -8438,7 +8538,7 @@ def warn_plain(reason):
 
 
 def usable_cores():
-    """Return how many physical cores this process may use: its affinity, its share, no siblings."""
+    """Return how many physical cores this process may use, by its affinity and its share."""
     if hasattr(os, "sched_getaffinity"):
         cpus = os.sched_getaffinity(0)
     else:
@@ -8467,9 +8567,9 @@ def _function_address(function):
 
 def system_yield():
     """Return the address of the system's function that lets another thread run."""
-    if sys.platform == "win32":
-        return _function_address(_foreign(ctypes.WinDLL("kernel32"), "SwitchToThread", ctypes.c_int))
-    return _function_address(_foreign(ctypes.CDLL(None), "sched_yield", ctypes.c_int))
+    library, name = ((ctypes.WinDLL("kernel32"), "SwitchToThread") if sys.platform == "win32" else
+                     (ctypes.CDLL(None), "sched_yield"))
+    return _function_address(_foreign(library, name, ctypes.c_int))
 
 
 def system_clock():
@@ -10091,6 +10191,15 @@ def choose_backend(device, threads, weight_bytes):
     return Native(isa, threads)
 
 
+def give_back_memory():
+    """Have glibc return what Python needed to translate this file, some 25 MB, to the system."""
+    if sys.platform == "linux":
+        try:
+            _foreign(ctypes.CDLL(None), "malloc_trim", ctypes.c_int, ctypes.c_size_t)(0)
+        except AttributeError:          # another C library
+            pass
+
+
 def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", page_size=None):
     """Load a model.
 
@@ -10101,6 +10210,7 @@ def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", p
     a page of it; None: one page
     Raises KshipraError for anything wrong with the file or the parameters.
     """
+    give_back_memory()
     checkpoint = open_checkpoint(path)
     weight_bytes = sum(t.n_bytes for t in checkpoint.tensors.values())
     ops = choose_backend(device, threads, weight_bytes)

@@ -744,6 +744,27 @@ def test_listing_shows_operations_labels_and_constants():
     assert bytes.fromhex(shown) == code[:len(bytes.fromhex(shown))]
 
 
+def test_the_example_in_the_text_is_exact():
+    """The kernel in the opener of 5.1: its instructions, their bytes and assembly, and its run."""
+    with open(kshipra.__file__, encoding="utf-8") as f:
+        opener = re.search(r"^# 5\.1 .*?^class ", f.read(), re.M | re.S)[0]
+    blocks = [re.sub("^#     ", "", block, flags=re.M)
+              for block in re.findall(r"(?:^#     .*\n)+", opener, re.M)]
+    source, table, run_source = [
+        block for block in blocks if block.startswith(("def emit_double", "('load_i64'", "x = array"))]
+    names = dict(vars(kshipra))
+    exec(source, names)
+    kernel = names["kernel"] = build(names["emit_double"])
+    rows = [re.fullmatch(r"(\(.*\))? *((?: ?\b[0-9a-f]{2}\b)*) *(.*)", line).groups()
+            for line in table.splitlines()]
+    assert [row[0] for row in rows if row[0]] == list(map(repr, kernel.instructions))
+    assert "".join(row[1] for row in rows).replace(" ", "") == encode(names["emit_double"]).hex()
+    listed = [(text, data.strip()) for text, data in instructions_of(kernel, "avx2", "sysv")]
+    assert [(text, data) for _, data, text in rows if text] == listed
+    exec(run_source, names)
+    assert names["x"].tolist() == list(range(0, 16, 2))
+
+
 def test_nested_ifs_have_labels_of_their_own():
     def emit_two(k):
         x = k.args("x")

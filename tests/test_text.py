@@ -111,10 +111,23 @@ def test_bpe_merge_equals_the_plain_loop(text, ranks):
     assert kshipra.bpe_merge(list(text), rank) == merge_plainly(list(text), rank)
 
 
+@given(texts=st.lists(st.text(max_size=3), max_size=300), asked=st.text(max_size=3))
+def test_a_finder_equals_a_dict(texts, asked):
+    finder = kshipra.Finder([t.encode("utf-8", "surrogatepass") if i % 2 else t
+                             for i, t in enumerate(texts)])
+    for text in texts + [asked]:
+        text = text.encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape") \
+            if texts.count(text) == 0 else text
+        expected = next((i for i in range(len(texts)) if kshipra._as_str(
+            finder.texts[i]) == text), None)
+        assert finder.get(text) == expected
+
+
 def test_the_lower_of_two_equal_tokens_counts_and_no_special_token_merges():
     vocabulary = kshipra.Vocabulary(["a", "a", "<s>", b"\xc3\xa9"],
                                     [NORMAL, NORMAL, CONTROL, NORMAL])
-    assert vocabulary.ids == {"a": 0, "é": 3}
+    assert [vocabulary.ids.get(text) for text in ("a", "é", "<s>", "b")] == [0, 3, None, None]
+    assert "é" in vocabulary.ids and "<s>" not in vocabulary.ids
     assert vocabulary.special == {"<s>": 2}
 
 
@@ -314,7 +327,7 @@ def test_sentencepiece_words_are_cut_where_nothing_merges(small, text):
     model = small["sentencepiece"].model
     whole = "".join(model.words(text, True))
     assert [i for word in model.words(text, True) for i in model.word_ids(word)] == [
-        model.vocabulary.ids[part] if part in model.vocabulary.ids
+        model.vocabulary.ids.get(part) if part in model.vocabulary.ids
         else model.vocabulary.byte_ids[f"<0x{ord(part):02X}>"]
         for part in merge_plainly(list(whole), model.rank)]
 
