@@ -65,6 +65,9 @@ from itertools import chain, repeat
 from operator import add, mul, neg, sub
 from typing import NamedTuple
 
+__all__ = ["FORMATS", "GGUF", "HFDirectory", "KshipraError", "Safetensors", "Tensor", "load",
+           "load_tokenizer", "main", "write_gguf", "write_safetensors"]
+
 
 class KshipraError(ValueError):
     """Something a user can meet: what is wrong, where, and what to do.
@@ -73,7 +76,8 @@ class KshipraError(ValueError):
     """
 
     def __init__(self, message, path=None, offset=None):
-        where = f"{path}, byte {offset:#x}: " if offset is not None else f"{path}: " if path else ""
+        where = "" if path is None else (path or repr(path)) + (
+            "" if offset is None else f", byte {offset:#x}") + ": "
         super().__init__(where + message)
         self.path, self.offset = path, offset
 
@@ -415,7 +419,7 @@ def _fifth_bits(codes):
     return functools.reduce(_or, columns)
 
 
-def _shuffle(n_blocks, *columns):
+def _interleave(n_blocks, *columns):
     """Return blocks made of a piece of each column, in order."""
     sizes = [len(column) // n_blocks for column in columns]
     return b"".join([column[i * size:(i + 1) * size]
@@ -424,29 +428,29 @@ def _shuffle(n_blocks, *columns):
 
 def _write_q4_0(floats):
     ds, codes = _around_zero(floats, 8)
-    return _shuffle(len(ds), _f16s(ds), _nibbles(codes))
+    return _interleave(len(ds), _f16s(ds), _nibbles(codes))
 
 
 def _write_q4_1(floats):
     ds, ms, codes = _above_minimum(floats, 15)
-    return _shuffle(len(ds), _f16s(ds), _f16s(ms), _nibbles(codes))
+    return _interleave(len(ds), _f16s(ds), _f16s(ms), _nibbles(codes))
 
 
 def _write_q5_0(floats):
     ds, codes = _around_zero(floats, 16)
-    return _shuffle(len(ds), _f16s(ds), _fifth_bits(codes), _nibbles(codes))
+    return _interleave(len(ds), _f16s(ds), _fifth_bits(codes), _nibbles(codes))
 
 
 def _write_q5_1(floats):
     ds, ms, codes = _above_minimum(floats, 31)
-    return _shuffle(len(ds), _f16s(ds), _f16s(ms), _fifth_bits(codes), _nibbles(codes))
+    return _interleave(len(ds), _f16s(ds), _f16s(ms), _fifth_bits(codes), _nibbles(codes))
 
 
 def _write_q8_0(floats):
     ds = array("f", [abs(_peak(block)) / 127 for block in _blocks(floats)])
     scaled = _scaled(floats, ds)
     codes = array("b", map(int, map(add, scaled, map(math.copysign, repeat(0.5), scaled))))
-    return _shuffle(len(ds), _f16s(ds), codes.tobytes())   # int: rounded half away from zero
+    return _interleave(len(ds), _f16s(ds), codes.tobytes())   # int: rounded half away from zero
 
 
 # The block formats, drawn: what stands above a box is the byte where it begins.
@@ -1662,7 +1666,9 @@ def normalize(form, text):
     return unicodedata.normalize(form, "".join(out) + text[start:])
 
 
-# 3.3 The two families.  Both offer words(text, first), word_ids(word) and piece(text).
+# 3.3 The two families.  Both offer words(text, first), which yields the words of a text as the
+# vocabulary writes them (first: nothing stands before the text), word_ids(word), which merges
+# one, and piece(text), the way back.
 #
 # Byte-level vocabularies write a byte as a printable character: printable Latin-1 as itself,
 # the other 68 bytes as U+0100 and on.  Source: GPT-2, encoder.py, bytes_to_unicode.
@@ -2333,17 +2339,17 @@ def f32(x):
 
 def f32_add(x, y):
     """Return x + y, element by element, each sum rounded to float32."""
-    return array("f", map(operator.add, x, y))
+    return array("f", map(add, x, y))
 
 
 def f32_sub(x, y):
     """Return x - y, element by element, each difference rounded to float32."""
-    return array("f", map(operator.sub, x, y))
+    return array("f", map(sub, x, y))
 
 
 def f32_mul(x, y):
     """Return x * y, element by element, each product rounded to float32."""
-    return array("f", map(operator.mul, x, y))
+    return array("f", map(mul, x, y))
 
 
 def f32_scale(x, c):
@@ -2357,6 +2363,13 @@ def tree_sum(lanes):
     a, b, c, d = array("f", (a + b, c + d, e + f, g + h))
     a, b = array("f", (a + b, c + d))
     return f32(a + b)
+
+
+def tree_sum_rows(lanes):
+    """Return tree_sum element by element: of eight arrays (n,) -> array('f') (n,)."""
+    a, b, c, d, e, f, g, h = lanes
+    half = f32_add(f32_add(a, b), f32_add(c, d))
+    return f32_add(half, f32_add(f32_add(e, f), f32_add(g, h)))
 
 
 def lane_sum(values):
@@ -2380,7 +2393,7 @@ NOT_FINITE = ("an activation is infinite or not a number; the model's weights ar
 
 def check_finite(values):
     """Raise KshipraError if one of the values is infinite or not a number."""
-    if not math.isfinite(sum(values)):
+    if not math.isfinite(sum(values)):          # of doubles, which f32s cannot fill
         raise KshipraError(NOT_FINITE)
 
 
@@ -2471,7 +2484,7 @@ def quantize_activations(row):
 
 def dot_int(x, y):
     """Return the exact inner product of two rows of integers."""
-    return sum(map(operator.mul, x, y))
+    return sum(map(mul, x, y))
 
 
 def matmul_naive(w, x):
@@ -2527,9 +2540,7 @@ def matmul_columns(columns, x):
         for i, v in enumerate(xr):
             column = columns[i * n_out:(i + 1) * n_out]
             lanes[i & 7] = f32_add(lanes[i & 7], f32_scale(column, v))
-        a, b, c, d, e, f, g, h = lanes
-        half = f32_add(f32_add(a, b), f32_add(c, d))
-        out.append(f32_add(half, f32_add(f32_add(e, f), f32_add(g, h))))
+        out.append(tree_sum_rows(lanes))
     return out
 
 
@@ -2571,9 +2582,6 @@ def matmul_tiled(w, x):
 #
 #   column i  =  sum over outputs o of  codes[o][i] << (32 * o)
 
-_PLUS_128 = bytes(b ^ 128 for b in range(256))     # int8 to the same number plus 128, a byte
-
-
 class PackedWeight:
     """A quantized weight as one integer per column, for dot products in bulk.
 
@@ -2590,7 +2598,7 @@ class PackedWeight:
         self.mins = [mins[s::n_sub] for s in range(n_sub)] if mins is not None else None
         self.bias = self._fields(b"\1" * self.n_out) << 31
         offset = self._fields(b"\x80" * self.n_out)
-        shifted = codes.tobytes().translate(_PLUS_128)
+        shifted = codes.tobytes().translate(_minus(128))    # plus 128 is the same, in a byte
         self.columns = [self._fields(shifted[i::n_in]) - offset for i in range(n_in)]
 
     def _fields(self, values):
@@ -2602,7 +2610,7 @@ class PackedWeight:
     def dots(self, sub_block, x_codes):
         """Return array('i') (n_out,): each output's dot product over one sub-block."""
         a = sub_block * self.sub_len
-        total = sum(map(operator.mul, self.columns[a:a + self.sub_len], x_codes))
+        total = sum(map(mul, self.columns[a:a + self.sub_len], x_codes))
         # Adding the bias ends the borrowing; flipping the same bits takes it out again.
         return array("i", ((total + self.bias) ^ self.bias).to_bytes(4 * self.n_out, "little"))
 
@@ -2629,7 +2637,6 @@ def matmul_packed(w, x):
 # largest score, its sum of exponentials and its weighted sum of values, and chunks merge in
 # order.  A chunk's borders are absolute positions, so that prefill in one piece, in many
 # pieces or token by token does the same arithmetic.
-
 #
 # What attention reads are keys and values as the cache keeps them: rounded to one of a few
 # formats of chapter 1.
@@ -2694,9 +2701,7 @@ def attend_chunk(q, keys, values, scale, first, cap=0.0):
     lanes = [array("f", bytes(4 * n)) for _ in range(8)]
     for d, v in enumerate(q):
         lanes[d & 7] = f32_add(lanes[d & 7], f32_scale(keys[d::dim], v))
-    a, b, c, d, e, f, g, h = lanes
-    half = f32_add(f32_add(a, b), f32_add(c, d))
-    scores = f32_scale(f32_add(half, f32_add(f32_add(e, f), f32_add(g, h))), scale)
+    scores = f32_scale(tree_sum_rows(lanes), scale)
     check_finite(scores)
     if cap:
         scores = softcap_of(scores, cap)
@@ -2746,6 +2751,7 @@ class Reference:
     """The operations on lists of rows, in plain Python.
 
     matmul: "naive", "tiled" or "packed"; the three give the same bits at different speeds.
+    name, isa, n_threads: what a backend says of itself   prefill_rows: of a prompt, a step
     """
 
     name, isa, n_threads, prefill_rows = "python", "python", 1, 64
@@ -8904,8 +8910,8 @@ CONFIG_MUST_BE = {  # keys of config.json that would change the answer, were the
 class Hparams:
     """The numbers of one model, checked, under the names of the glossary.
 
-    source: the file they came from; arch_name, arch: the row of ARCHITECTURES
-    get(name, default): one hyperparameter by its name in KEYS
+    path: the file they came from   numbers: its metadata or config.json
+    arch_name, arch: the row of ARCHITECTURES
     Raises KshipraError naming the key when one is missing, of a wrong type or out of range.
     """
 
@@ -8979,8 +8985,8 @@ class Hparams:
         """Raise the error that a hyperparameter's value deserves."""
         gguf_key, config_keys = KEYS[name]
         key = f"{self.arch_name}.{gguf_key}" if self.is_gguf else config_keys[0]
-        raise KshipraError(f"{key} ({name}) is {_quote(value)}: {why}; the file is damaged or of a kind "
-                           "that is not supported", self.path)
+        raise KshipraError(f"{key} ({name}) is {_quote(value)}: {why}; the file is damaged or of "
+                           "a kind that is not supported", self.path)
 
     def integer(self, name, default=None):
         value = self.get(name, default)
@@ -9331,7 +9337,10 @@ class Attention(NamedTuple):
 
 
 class Batch:
-    """The rows of one step: parallel lists, and the rows whose logits are wanted."""
+    """The rows of one step: parallel lists, and the rows whose logits are wanted.
+
+    rows, wanted: as in Engine.step   cache: PagePool
+    """
 
     def __init__(self, rows, wanted, cache):
         self.tokens, self.positions, self.sequences = map(list, zip(*rows))
@@ -9339,7 +9348,11 @@ class Batch:
 
 
 def forward(model, ops, batch):
-    """Return the logits of the wanted rows.   -> (len(wanted), n_vocab)"""
+    """Return the logits of the wanted rows.
+
+    model: Engine   ops: Reference or its equal   batch: Batch   -> (len(wanted), n_vocab)
+    x: (R, hidden), the residual stream, until only the wanted rows are left
+    """
     hp, w = model.hparams, model.weights
 
     def norm(x, weight, bias=None):
@@ -9482,6 +9495,8 @@ class Engine:
 # Sources: Keskar et al. (2019), CTRL (penalty); Fan et al. (2018) (top-k); Holtzman et al.
 # (2020) (top-p); Nguyen et al. (2024) (min-p).
 
+# The filters take and return candidates: pairs (logit, token), the largest logit first.
+
 PENALTY_WINDOW = 64                     # the penalty looks at so many of the last tokens
 
 
@@ -9525,7 +9540,7 @@ class Sampler:
     """Chooses tokens; owns its random numbers, so requests do not disturb each other.
 
     temperature: 0 for greedy   top_k: 0 for all   top_p: 1 for all   min_p: 0 for all
-    repeat_penalty: 1 for none   seed: None for a new one each time
+    repeat_penalty: 1 for none   seed: a whole number from 0 up, None for a new one each time
     largest: what finds the largest logits; a backend may have something quicker
     Raises KshipraError for a value outside its range.
     """
@@ -9538,9 +9553,14 @@ class Sampler:
                 ("repeat_penalty", repeat_penalty, 1e-6, math.inf)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) \
                     or not low <= value <= high or value == math.inf:
-                raise KshipraError(f"{name} is {value!r}; a number of {low} to {high} is needed")
+                wanted = f"of {low} to {high}" if high == 1 else f"from {low} up"
+                raise KshipraError(f"{name} is {value!r}; a number {wanted} is needed")
         if top_k != int(top_k):
             raise KshipraError(f"top_k is {top_k!r}; a whole number is needed")
+        if seed is not None:
+            if not hasattr(seed, "__index__") or seed < 0:      # to Python, -1 is the same as 1
+                raise KshipraError(f"seed is {seed!r}; a whole number from 0 up is needed")
+            seed = operator.index(seed)
         self.temperature, self.top_k, self.top_p = temperature, int(top_k), top_p
         self.min_p, self.repeat_penalty = min_p, repeat_penalty
         self.random, self.largest = random.Random(seed), largest
@@ -9743,8 +9763,8 @@ class Profile:
     lines: {operation: [calls, seconds, bytes, operations]}
     """
 
-    OPERATIONS = ("embed", "matmul", "add", "mul", "rms_norm", "layer_norm", "rope", "silu", "gelu",
-                  "attention", "softcap")
+    OPERATIONS = ("embed", "matmul", "add", "mul", "rms_norm", "layer_norm", "rope", "silu",
+                  "gelu", "attention", "softcap")
 
     def __init__(self, ops):
         self.ops, self.lines = ops, {}
@@ -9780,10 +9800,11 @@ class Profile:
 
 # What a call must move and compute.  A matrix counts its weights once, an activation 4 bytes
 # a number; attention reads each position that its rows see once for all rows of a sequence.
+# A cost is (operation, bytes, operations).
 
 OPERATIONS_EACH = {     # of a result; a polynomial's steps count one by one
-    "rms_norm": 4, "layer_norm": 7, "rope": 3, "quantize": 3, "silu": 20, "gelu": 26, "softcap": 26,
-    "silu_mul": 21, "gelu_mul": 27}
+    "rms_norm": 4, "layer_norm": 7, "rope": 3, "quantize": 3, "silu": 20, "gelu": 26,
+    "softcap": 26, "silu_mul": 21, "gelu_mul": 27}
 
 
 def matrix_cost(format, n_out, n_in, n_rows):
@@ -9933,7 +9954,8 @@ def ceilings(threads=None):
 
     def speed(i, fields, amount):
         """Return amount over the seconds that kernel i takes on all threads, at best."""
-        arrays = [kernels[i].args_array(out=address(out), **fields(t)) for t, out in enumerate(outs)]
+        arrays = [kernels[i].args_array(out=address(out), **fields(t))
+                  for t, out in enumerate(outs)]
         best = math.inf
         for _ in range(5):
             team = [threading.Thread(target=code.function(i), args=(a.buffer_info()[0], 0, 0))
@@ -9992,7 +10014,7 @@ def count(x, unit=""):
 
 
 def aligned(heads, rows):
-    """Return rows of str in aligned columns; a head that begins with "<" is of text, to the left."""
+    """Return rows of str in aligned columns; a head with "<" is of text, which goes left."""
     left = [head.startswith("<") for head in heads]
     rows = [[head.lstrip("<") for head in heads]] + rows
     widths = [max(len(row[i]) for row in rows) for i in range(len(left))]
@@ -10003,7 +10025,7 @@ def aligned(heads, rows):
 
 
 def profile_rows(lines, limits):
-    """Return (heads, rows) of the table of one phase of a profile; limits: of `ceilings`, or None."""
+    """Return (heads, rows) of the table of one phase; limits: those of `ceilings`, or None."""
     heads = ["<operation", "calls", "time", "share", "moved", "done", "op/B"]
     heads += ["of limit", "<limit"] if limits else []
     total, rows = math.fsum(line["seconds"] for line in lines), []
@@ -10026,6 +10048,12 @@ def limits_text(limits):
         "no limits: they are measured by machine code, which this run does without"
 
 
+def activation_bytes(hp, n_rows, n_vocab):
+    """Return the size of all activations of a step, the logits of one row included."""
+    q_dim, kv_dim = hp.n_heads * hp.head_dim, hp.n_kv_heads * hp.head_dim
+    return 4 * (n_rows * (3 * hp.hidden + 2 * q_dim + 2 * kv_dim + 2 * hp.ffn) + n_vocab)
+
+
 def ledger(model, n_rows, n_positions):
     """Return {name: bytes} of what a model holds for a text of n_positions, n_rows a step.
 
@@ -10034,9 +10062,7 @@ def ledger(model, n_rows, n_positions):
     scores: a chunk of each head, merged before the next; a matrix would be n_heads * S * S
     """
     hp, arena = model.hparams, getattr(model.ops, "arena", None)
-    q_dim, kv_dim = hp.n_heads * hp.head_dim, hp.n_kv_heads * hp.head_dim
-    widths = 3 * hp.hidden + 2 * q_dim + 2 * kv_dim + 2 * hp.ffn
-    rows_bytes = 4 * (min(n_rows, model.prefill_rows) * widths + hp.n_vocab)
+    rows_bytes = activation_bytes(hp, min(n_rows, model.prefill_rows), hp.n_vocab)
     return {
         "weights": sum(t.n_bytes for t in model.checkpoint.tensors.values()),
         "unpacked": getattr(model.ops, "prepared_bytes", 0),
@@ -10074,6 +10100,7 @@ class Model(Engine):
 
         Raises KshipraError when ids are more than the context holds.
         """
+        ids = self.prompt_ids(ids)
         self.check_prompt(ids)
         seq = self.session
         seq.truncate(0)
@@ -10084,9 +10111,14 @@ class Model(Engine):
         return out
 
     def prompt_ids(self, prompt):
-        """Return a prompt's token ids; text that spells the beginning token gets no second one."""
+        """Return a prompt's token ids; text that spells the beginning token gets no second one.
+
+        prompt: str, or whole numbers; bytes would be numbers too, but never the ones meant.
+        """
+        if isinstance(prompt, (bytes, bytearray)):
+            raise TypeError(f"a prompt is a str or token ids, not {type(prompt).__name__}")
         if not isinstance(prompt, str):
-            return list(prompt)
+            return list(map(operator.index, prompt))
         ids, bos = self.tokenizer.encode(prompt), self.tokenizer.bos_id
         return ids[1:] if self.tokenizer.add_bos and ids[:2] == [bos, bos] else ids
 
@@ -10099,6 +10131,14 @@ class Model(Engine):
             raise KshipraError(f"the prompt has {len(ids)} tokens but the context holds "
                                f"{self.ctx_size}; shorten it or use a larger --ctx-size "
                                f"(the model was trained for {self.hparams.n_ctx})")
+
+    def check_limit(self, max_tokens, room):
+        """Return how many tokens to generate: max_tokens, None for all, at most `room`."""
+        if max_tokens is None:
+            return room
+        if not hasattr(max_tokens, "__index__") or max_tokens < 0:
+            raise KshipraError(f"max_tokens is {max_tokens!r}; a whole number from 0 up is needed")
+        return min(room, max_tokens)
 
     def generate(self, prompt, max_tokens=None, stop=(), ignore_eos=False, strategy="cached",
                  progress=None, **sampling):
@@ -10132,10 +10172,8 @@ class Model(Engine):
         if strategy not in STRATEGIES:
             raise KshipraError(f"strategy {strategy!r} is unknown; use one of "
                                f"{', '.join(STRATEGIES)}")
-        if max_tokens is not None and max_tokens < 0:
-            raise KshipraError(f"max_tokens is {max_tokens}; 0 or more are needed")
-        room = self.ctx_size - len(ids) + 1     # the last token needs no place in the cache
-        limit = room if max_tokens is None else min(room, max_tokens)
+        # The last token needs no place in the cache.
+        limit = self.check_limit(max_tokens, self.ctx_size - len(ids) + 1)
         find = getattr(self.ops, "largest", largest)
         sampler, n_vocab = Sampler(largest=find, **sampling), self.tokenizer.n_vocab
 
@@ -10285,7 +10323,7 @@ def describe(path, ctx_size=None, kv_type="f16"):
     kv_bytes = 2 * hp.n_layers * hp.n_kv_heads * kv_vector_bytes(kv_type, hp.head_dim)
     embed = checkpoint.tensors.get(Loader(checkpoint, hp).name("embed", None, "weight"))
     n_vocab = embed.shape[0] if embed is not None else 0
-    scratch = 4 * (Reference.prefill_rows * (4 * hp.hidden + 2 * hp.ffn) + n_vocab)
+    scratch = activation_bytes(hp, Reference.prefill_rows, n_vocab)
     yield (f"  KV cache     {megabytes(kv_bytes * n_ctx)}, {kv_type}, {n_ctx} positions "
            f"of {kv_bytes} bytes")
     yield f"  scratch      {megabytes(scratch)}, for {Reference.prefill_rows} rows at a time"
@@ -10346,7 +10384,8 @@ def build_parser():
     add("--top-p", type=float, default=0.95, metavar="P", help="1 for all (default: 0.95)")
     add("--min-p", type=float, default=0.05, metavar="P", help="0 for all (default: 0.05)")
     add("--repeat-penalty", type=float, default=1.0, metavar="X", help="default: 1, none")
-    add("--seed", type=int, metavar="N", help="same seed, same text (default: a new one)")
+    add("--seed", type=int, metavar="N",
+        help="same seed, same text (default, and -1: a new one)")
     add("-c", "--ctx-size", type=int, metavar="N",
         help=f"positions in the cache (default: the model's, at most {DEFAULT_CTX})")
     add("-t", "--threads", type=int, metavar="N", help="threads (default: all that pay)")
@@ -10360,11 +10399,12 @@ def build_parser():
     add("--stop", action="append", default=[], metavar="TEXT",
         help="end before this text; may be given several times")
     add("--ignore-eos", action="store_true", help="go on after an end token")
-    add("--info", action="store_true", help="print metadata, tensors and a memory plan")
-    add("--profile", action="store_true",
-        help="print where the time and the memory of --prompt and --max-tokens go")
-    add("--listing", metavar="KERNEL", help="print a kernel's machine code, such as q4_0")
-    add("--json", action="store_true", help="print one JSON object instead of text")
+    instead = parser.add_mutually_exclusive_group().add_argument
+    instead("--info", action="store_true", help="print metadata, tensors and a memory plan")
+    instead("--profile", action="store_true",
+            help="print where the time and the memory of --prompt and --max-tokens go")
+    instead("--listing", metavar="KERNEL", help="print a kernel's machine code, such as q4_0")
+    instead("--json", action="store_true", help="print one JSON object instead of text")
     return parser
 
 
@@ -10373,11 +10413,17 @@ def typed_text(argument):
     return os.fsencode(argument).decode("utf-8", "replace")
 
 
+def load_as_asked(args):
+    """Return the Model that the arguments ask for, and None for max_tokens where they say -1."""
+    page_size = 64 if args.paged_cache and args.page_size is None else args.page_size
+    model = load(args.model, args.device, args.threads, args.ctx_size, args.kv_type, page_size)
+    return model, None if args.max_tokens == -1 else args.max_tokens
+
+
 def run_prompt(args):
     """Generate for --prompt and print it: the prompt and its continuation, or JSON."""
     begun = time.perf_counter()
-    page_size = 64 if args.paged_cache and args.page_size is None else args.page_size
-    model = load(args.model, args.device, args.threads, args.ctx_size, args.kv_type, page_size)
+    model, max_tokens = load_as_asked(args)
     load_s = time.perf_counter() - begun
     show_progress = sys.stderr.isatty() and not args.json
 
@@ -10389,10 +10435,10 @@ def run_prompt(args):
 
     prompt = typed_text(args.prompt)
     generation = model.generate(
-        prompt, None if args.max_tokens == -1 else args.max_tokens,
-        [typed_text(stop) for stop in args.stop], args.ignore_eos,
+        prompt, max_tokens, [typed_text(stop) for stop in args.stop], args.ignore_eos,
         progress=progress, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p,
-        min_p=args.min_p, repeat_penalty=args.repeat_penalty, seed=args.seed)
+        min_p=args.min_p, repeat_penalty=args.repeat_penalty,
+        seed=None if args.seed == -1 else args.seed)
     pieces = []
     status = 0
     try:
@@ -10409,6 +10455,9 @@ def run_prompt(args):
         status = 130
     if not args.json:
         sys.stdout.write("\n")
+        if generation.finish_reason == "length" and len(generation.ids) < args.max_tokens:
+            print(f"kshipra: the context of {model.ctx_size} positions is full; use a larger "
+                  "--ctx-size", file=sys.stderr)
         return status
     n_ids, n_prompt = len(generation.ids), len(generation.prompt_ids)
     json.dump({
@@ -10426,21 +10475,20 @@ def run_prompt(args):
 
 def run_profile(args):
     """Print where the time and the memory of --prompt and its continuation go."""
-    page_size = 64 if args.paged_cache and args.page_size is None else args.page_size
-    model = load(args.model, args.device, args.threads, args.ctx_size, args.kv_type, page_size)
-    ids = model.tokenizer.encode(os.fsencode(args.prompt).decode("utf-8", "replace"))
+    model, max_tokens = load_as_asked(args)
+    ids = model.prompt_ids(typed_text(args.prompt))
     model.check_prompt(ids)
-    room = model.ctx_size - len(ids)
-    n = room if args.max_tokens < 0 else min(args.max_tokens, room)
+    n = model.check_limit(max_tokens, model.ctx_size - len(ids))
     found, limits = profile(model, ids, n), ceilings(args.threads)
-    print(f"{model.ops.name}, {model.ops.isa}, threads {model.ops.n_threads}; {limits_text(limits)}")
+    print(f"{model.ops.name}, {model.ops.isa}, threads {model.ops.n_threads}; "
+          + limits_text(limits))
     for phase, n_tokens in (("prefill", len(ids)), ("decode", n)):
         if n_tokens:
             print(f"\n{phase}, {n_tokens} tokens\n")
             print(aligned(*profile_rows(found[phase], limits)))
     held = ledger(model, len(ids), len(ids) + n)
     print("\nmemory\n")
-    print(aligned(["<what", "held"], [[name, megabytes(size)] for name, size in held.items()]))
+    print(aligned(["<what", "held"], [[name, count(size, "B")] for name, size in held.items()]))
     return 0
 
 
@@ -10456,7 +10504,7 @@ def run_command(argv):
             print(line)
         return 0
     if args.prompt is None:
-        parser.error("give a --prompt (or --info)")
+        parser.error("give a --prompt (or --info, or --listing)")
     if args.profile:
         return run_profile(args)
     return run_prompt(args)
@@ -10497,8 +10545,9 @@ def main(argv=None):
 # 13. The model in the file
 #
 # Two small llama models that were trained for this project on stories of its own grammar:
-# the demo (4 layers, width 64, Q4_0) and a draft for speculative decoding (1 layer, width
-# 32).  Each is a GGUF file, compressed by zlib and written in base 85.
+# the demo (4 layers, width 64, Q4_0) and a draft for speculative decoding (one layer of
+# width 32), which nothing here uses yet.  Each is a GGUF file, compressed by zlib and
+# written in base 85.
 
 def unpack_model(text):
     """Return the bytes of the GGUF file packed in text."""

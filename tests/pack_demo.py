@@ -15,8 +15,9 @@ SOURCE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 BANNER = "# " + "-" * 87 + "\n# 13. The model in the file\n"
 OPENER = BANNER + '''#
 # Two small llama models that were trained for this project on stories of its own grammar:
-# the demo (4 layers, width 64, Q4_0) and a draft for speculative decoding (1 layer, width
-# 32).  Each is a GGUF file, compressed by zlib and written in base 85.
+# the demo (4 layers, width 64, Q4_0) and a draft for speculative decoding (one layer of
+# width 32), which nothing here uses yet.  Each is a GGUF file, compressed by zlib and
+# written in base 85.
 
 def unpack_model(text):
     """Return the bytes of the GGUF file packed in text."""

@@ -1,5 +1,6 @@
 """Chapter 9, Decoding: the same tokens by every strategy; text never cut wrongly, nor shown early."""
 import itertools
+from array import array
 
 import pytest
 from hypothesis import given, settings
@@ -312,10 +313,22 @@ def test_progress_counts_the_prompt_up(path, device):
 @pytest.mark.parametrize("options, words", [
     ({"max_tokens": -1}, "max_tokens is -1"), ({"strategy": "magic"}, "strategy 'magic'"),
     ({"stop": ""}, "a stop string is empty"), ({"stop": ["a", ""]}, "a stop string is empty"),
-    ({"temperature": -1}, "temperature is -1")])
+    ({"temperature": -1}, "temperature is -1"), ({"max_tokens": 2.5}, "max_tokens is 2.5"),
+    ({"max_tokens": "9"}, "max_tokens is '9'"), ({"seed": -1}, "seed is -1")])
 def test_parameters_are_refused_before_anything_runs(path, options, words):
     with pytest.raises(KshipraError, match=words):
         kshipra.load(path, device="python").generate([1], **options)
+
+
+@pytest.mark.parametrize("prompt", [b"ab", bytearray(b"ab"), [1.0, 2.0], ["a"], None])
+def test_a_prompt_is_text_or_whole_numbers(path, prompt):
+    """Bytes are a sequence of small numbers, but nobody means those by them."""
+    model = kshipra.load(path, device="python")
+    for call in (model.generate, model.generate_ids, model.logits):
+        with pytest.raises(TypeError):
+            call(prompt)
+    assert list(model.generate_ids(array("i", tiny.ids(4)), max_tokens=2, **GREEDY)) \
+        == list(model.generate_ids(tiny.ids(4), max_tokens=2, **GREEDY))
 
 
 def test_a_misspelt_parameter_is_refused(path):

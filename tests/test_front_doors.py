@@ -144,6 +144,23 @@ def test_stop_and_limits(small):
     assert len(told["tokens"]) == 19            # <s>, a, and 18 more that the context holds; 1 beyond
 
 
+def test_a_context_that_is_full_is_said_once(small):
+    """Fewer tokens than were asked for, and why; not where as many as fit were asked for."""
+    done = run("-m", small, "-p", "a", "-n", "50", "-c", "20", "--ignore-eos")
+    assert done.returncode == 0 and "context of 20 positions is full" in one_line(done.stderr)
+    for n in ("-1", "19"):
+        assert not run("-m", small, "-p", "a", "-n", n, "-c", "20", "--ignore-eos").stderr
+
+
+def test_a_profile_reads_the_prompt_as_a_generation_does(small):
+    """P18: text that spells the beginning token gets no second one; -n means what it means."""
+    done = run("-m", small, "-p", "<s>a", "-n", "3", "--profile")
+    assert done.returncode == 0 and b"prefill, 2 tokens" in done.stdout, done
+    assert b"decode, 3 tokens" in done.stdout and b" kB" in done.stdout
+    done = run("-m", small, "-p", "a", "-n", "-5", "--profile")
+    assert done.returncode == 1 and "max_tokens is -5" in one_line(done.stderr)
+
+
 def test_a_prompt_longer_than_the_context_is_refused_with_numbers(small):
     """P27: never cut silently."""
     done = run("-m", small, "-p", "x" * 30, "-c", "20")
@@ -164,6 +181,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_numbers(small):
     (["-c", "2000000000"], "--ctx-size"),
     (["--page-size", "0"], "page size 0"), (["--page-size", "12"], "page size 12"),
     (["-t", "0"], "threads is 0"), (["--stop", ""], "stop string is empty"),
+    (["--seed", "-7"], "seed is -7"), (["-m", ""], "kshipra: '': no such file"),
 ])
 def test_bad_input_is_one_line_and_status_1(arguments, words):
     done = run("-p", "a", "-n", "1", *arguments)
@@ -173,7 +191,8 @@ def test_bad_input_is_one_line_and_status_1(arguments, words):
 
 @pytest.mark.parametrize("arguments", [
     [], ["--no-such"], ["-p"], ["-p", "a", "-n", "many"], ["-p", "a", "--device", "tpu"],
-    ["-p", "a", "--kv-type", "q9"], ["-p", "a", "--seed", "x"]])
+    ["-p", "a", "--kv-type", "q9"], ["-p", "a", "--seed", "x"], ["--info", "--json"],
+    ["-p", "a", "--profile", "--json"], ["--info", "--listing", "q4_0"]])
 def test_wrong_usage_is_status_2(arguments):
     done = run(*arguments)
     assert done.returncode == 2 and not done.stdout
@@ -190,6 +209,14 @@ def test_options_are_those_of_the_api(small):
                "--seed", "9", "--kv-type", "f32", "--page-size", "8", "--json")
     assert json.loads(done.stdout)["text"] == want
     assert run("-m", small, "-p", "ab", "-n", "3", "--seed", "1", "--paged-cache").returncode == 0
+
+
+def test_seed_minus_1_is_a_new_one_each_time(small):
+    """As in llama.cpp."""
+    texts = {json.loads(run("-m", small, "-p", "a", "-n", "40", "--ignore-eos", "--temp", "2",
+                            "--json", "--seed", seed).stdout)["text"]
+             for seed in ("-1", "-1", "1")}
+    assert len(texts) == 3
 
 
 # --info.

@@ -198,7 +198,10 @@ def test_seeded_draws_are_the_same_on_every_machine_and_python():
     ({"top_k": -1}, "top_k is -1"), ({"top_k": 2.5}, "top_k is 2.5; a whole number"),
     ({"top_p": 1.1}, "top_p is 1.1"), ({"top_p": -0.1}, "top_p is -0.1"),
     ({"min_p": 2}, "min_p is 2"), ({"min_p": math.nan}, "min_p is nan"),
-    ({"repeat_penalty": 0}, "repeat_penalty is 0"), ({"repeat_penalty": math.inf}, "is inf")])
+    ({"repeat_penalty": 0}, "repeat_penalty is 0"), ({"repeat_penalty": math.inf}, "is inf"),
+    ({"temperature": -1}, "a number from 0 up"), ({"top_p": 2}, "a number of 0 to 1"),
+    ({"seed": -1}, "seed is -1; a whole number"), ({"seed": "a"}, "seed is 'a'"),
+    ({"seed": 1.5}, "seed is 1.5")])
 def test_values_out_of_range_are_refused(options, words):
     with pytest.raises(KshipraError, match=words):
         Sampler(**options)
