@@ -3597,6 +3597,13 @@ _LIMITS = {"shl": 64, "shr": 64, "sar": 64, "shl_i32": 32, "shr_i32": 32, "sar_i
            "blend_i32": 256, "halves": 4, "shuffle_i32": 4}
 
 
+def _within(operands, limit):
+    """Return whether all constants among operands, or in a tuple of them, are in 0..limit-1."""
+    constants = [x for x in operands if type(x) is int] + [
+        x for order in operands if type(order) is tuple for x in order]
+    return all(0 <= x < limit for x in constants)
+
+
 def _add_method(op):
     """Give Builder the method that appends one `op`.
 
@@ -3632,13 +3639,6 @@ def _add_method(op):
     setattr(Builder, "_op_" + name, method)
     if not hasattr(Builder, name):
         setattr(Builder, name, method)
-
-
-def _within(operands, limit):
-    """Return whether all constants among operands, or in a tuple of them, are in 0..limit-1."""
-    constants = [x for x in operands if type(x) is int] + [
-        x for order in operands if type(order) is tuple for x in order]
-    return all(0 <= x < limit for x in constants)
 
 
 def _register_or_int(name, position):
@@ -5731,6 +5731,21 @@ def _foreign(library, name, result, *arguments):
     return function
 
 
+def _clear_cache(address, n_bytes):
+    """Make arm64 Linux fetch what was written, by the compiler's helper for it.
+
+    Where no libgcc is found, the kernel's own care must do: it clears the cache of a page when
+    the page becomes executable for the first time, which is the next step here.
+    Source: Linux, arch/arm64/mm/flush.c, __sync_icache_dcache.
+    """
+    try:
+        clear = _foreign(ctypes.CDLL("libgcc_s.so.1"), "__clear_cache", None,
+                         ctypes.c_void_p, ctypes.c_void_p)
+    except (OSError, AttributeError):
+        return
+    clear(address, address + n_bytes)
+
+
 class _Posix:
     """Pages by mmap.  Each method raises OSError where the system refuses."""
 
@@ -5770,21 +5785,6 @@ class _Posix:
 
     def free(self, address, n_bytes):
         self.munmap(address, n_bytes)
-
-
-def _clear_cache(address, n_bytes):
-    """Make arm64 Linux fetch what was written, by the compiler's helper for it.
-
-    Where no libgcc is found, the kernel's own care must do: it clears the cache of a page when
-    the page becomes executable for the first time, which is the next step here.
-    Source: Linux, arch/arm64/mm/flush.c, __sync_icache_dcache.
-    """
-    try:
-        clear = _foreign(ctypes.CDLL("libgcc_s.so.1"), "__clear_cache", None,
-                         ctypes.c_void_p, ctypes.c_void_p)
-    except (OSError, AttributeError):
-        return
-    clear(address, address + n_bytes)
 
 
 class _Windows:
@@ -6076,6 +6076,17 @@ def emit_quantize(k):
 
 # Taking eight blocks apart.
 
+def emit_turn(k, rows, wanted=(0, 1, 2, 3)):
+    """Return the wanted columns of a 4 x 4 table of words, in each half by itself."""
+    a, b, c, d = rows
+    pairs = {}
+    if min(wanted) < 2:
+        pairs[0] = k.unpack_lo_i32(a, b), k.unpack_lo_i32(c, d)
+    if max(wanted) > 1:
+        pairs[1] = k.unpack_hi_i32(a, b), k.unpack_hi_i32(c, d)
+    return [(k.unpack_hi_i64 if j & 1 else k.unpack_lo_i64)(*pairs[j >> 1]) for j in wanted]
+
+
 class EightRuns:
     """Eight runs of bytes side by side, lane = run: a register and eight distances from it."""
 
@@ -6091,17 +6102,6 @@ class EightRuns:
         rows = [k.load_high(k.load_i8x16(base, steps[i] + at), base, steps[i + 4] + at)
                 for i in range(4)]
         return {at + 4 * j: v for j, v in zip(wanted, emit_turn(k, rows, wanted))}
-
-
-def emit_turn(k, rows, wanted=(0, 1, 2, 3)):
-    """Return the wanted columns of a 4 x 4 table of words, in each half by itself."""
-    a, b, c, d = rows
-    pairs = {}
-    if min(wanted) < 2:
-        pairs[0] = k.unpack_lo_i32(a, b), k.unpack_lo_i32(c, d)
-    if max(wanted) > 1:
-        pairs[1] = k.unpack_hi_i32(a, b), k.unpack_hi_i32(c, d)
-    return [(k.unpack_hi_i64 if j & 1 else k.unpack_lo_i64)(*pairs[j >> 1]) for j in wanted]
 
 
 LOW_THEN_HIGH = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15] * 2     # in each half
@@ -6264,6 +6264,36 @@ def emit_stretch(k, format, low_block, low, high_block, high, out):
 DOTS_AT, Y_AT, SCALES_AT, MATVEC_SCRATCH = 0, 1024, 1280, 4096
 
 
+def emit_first_sum(k, format, bias, i, x, record):
+    """Return what the dot product of the sub-block at place i starts from: - bias * sum of x.
+
+    bias: a power of two, or 0   record: of the activations, its distance from register x; it
+    holds the sum of the codes, negative, so what is returned is this sum shifted.
+    """
+    if not bias:
+        return k.zero_i32x8()
+    minus = ACT_MINUS[format.sub_len][i % 32 // format.sub_len]
+    return k.broadcast_i32x8(x, record + minus) << (bias.bit_length() - 1)
+
+
+def emit_dot(k, format, bias, dot, v, x, disp):
+    """Emit dot += the products of v's codes and the four activation codes at x + disp."""
+    if is_int8(format) and not bias:
+        k.dot4_ss(dot, v, k.broadcast_i32x8(x, disp))
+    else:
+        k.dot4_us_m(dot, v, x, disp)
+
+
+def emit_add_dot(k, y, dot, scale, low, i, sub, x, record):
+    """Emit y += dot * (scale * x's scale), then y += low * (x's scale * the codes' sum).
+
+    i: place of the sub-block, of `sub` weights   record: of the activations, from register x
+    """
+    y += k.i32_to_f32(dot) * (scale * k.broadcast_f32x8(x, record + ACT_SCALE))
+    if low:
+        y += low * k.broadcast_f32x8(x, record + ACT_SCALED[sub][i % 32 // sub])
+
+
 class Products:
     """Where emit_matvec sends codes and scales: into dot products, then into y.
 
@@ -6401,36 +6431,6 @@ def is_int8(format):
     return format.codes.low[0][3] == 8
 
 
-def emit_first_sum(k, format, bias, i, x, record):
-    """Return what the dot product of the sub-block at place i starts from: - bias * sum of x.
-
-    bias: a power of two, or 0   record: of the activations, its distance from register x; it
-    holds the sum of the codes, negative, so what is returned is this sum shifted.
-    """
-    if not bias:
-        return k.zero_i32x8()
-    minus = ACT_MINUS[format.sub_len][i % 32 // format.sub_len]
-    return k.broadcast_i32x8(x, record + minus) << (bias.bit_length() - 1)
-
-
-def emit_dot(k, format, bias, dot, v, x, disp):
-    """Emit dot += the products of v's codes and the four activation codes at x + disp."""
-    if is_int8(format) and not bias:
-        k.dot4_ss(dot, v, k.broadcast_i32x8(x, disp))
-    else:
-        k.dot4_us_m(dot, v, x, disp)
-
-
-def emit_add_dot(k, y, dot, scale, low, i, sub, x, record):
-    """Emit y += dot * (scale * x's scale), then y += low * (x's scale * the codes' sum).
-
-    i: place of the sub-block, of `sub` weights   record: of the activations, from register x
-    """
-    y += k.i32_to_f32(dot) * (scale * k.broadcast_f32x8(x, record + ACT_SCALE))
-    if low:
-        y += low * k.broadcast_f32x8(x, record + ACT_SCALED[sub][i % 32 // sub])
-
-
 def emit_reload(k, name):
     """Return the field `name`, loaded again: cheaper than a register kept through inner loops."""
     return k.load_i64(k.args_pointer, 8 * list(k.fields).index(name))
@@ -6449,6 +6449,18 @@ def emit_held_constants(k, format, n_rows=1):
         k.hold_i8x32(16)
     if format.block_len == 32:
         k.hold_i8x32(LOW_THEN_HIGH)
+
+
+def emit_store_tile(k, tile, row, lanes, y):
+    """Emit y[r][row ...] = tile[r], for the group of weight rows at `row`, see emit_matvec."""
+    at = y + (k.min(row, emit_reload(k, "n_out") - lanes) << 2)
+    y_stride = emit_reload(k, "y_stride")
+    for v in tile:
+        if lanes == 8:
+            k.store_f32x8(at, v)
+        else:
+            k.store_f32_n(at, v, k.imm(lanes))
+        at += y_stride
 
 
 def emit_matvec(k, format, n_in, lanes=8, n_rows=1):
@@ -6491,18 +6503,6 @@ def matvec_rows(format):
     return min(4, (5 if format.codes.high else 9) // sums)
 
 
-def emit_store_tile(k, tile, row, lanes, y):
-    """Emit y[r][row ...] = tile[r], for the group of weight rows at `row`, see emit_matvec."""
-    at = y + (k.min(row, emit_reload(k, "n_out") - lanes) << 2)
-    y_stride = emit_reload(k, "y_stride")
-    for v in tile:
-        if lanes == 8:
-            k.store_f32x8(at, v)
-        else:
-            k.store_f32_n(at, v, k.imm(lanes))
-        at += y_stride
-
-
 # Many rows: take eight weight rows apart into a panel, then multiply it with all rows.
 #
 # A panel is a row of records, one for 32 weights of each of the eight rows:
@@ -6512,13 +6512,13 @@ def emit_store_tile(k, tile, row, lanes, y):
 #    | 8 vectors of codes | scales f32x8| minimums, if any      |    twice the latter for
 #    +--------------------+-------------+-----------------------+    sub-blocks of 16
 
+def _scales_bytes(format):
+    return 32 if format.m_off is None else 64
+
+
 def panel_record_bytes(format):
     """Return the size of a panel's record: 8 * 32 codes, then the sub-blocks' scales."""
     return 256 + 32 // format.sub_len * _scales_bytes(format)
-
-
-def _scales_bytes(format):
-    return 32 if format.m_off is None else 64
 
 
 def matmul_scratch_bytes(format, n_in, chunk_rows):
@@ -6716,6 +6716,29 @@ def emit_matmul_float(k, format, n_in):
 
 # Embeddings: rows of a weight as floats.
 
+def emit_decode(k, format, panel, y, steps):
+    """Emit the weights of the block in each of a panel's lanes to y + steps[lane]; both move."""
+    sub = format.sub_len
+    with k.loop(format.block_len // 32):
+        for s in range(32 // sub):
+            at = 256 + s * _scales_bytes(format)
+            scale = k.load_f32x8(panel, at)
+            low = k.load_f32x8(panel, at + 32) if format.m_off is not None else None
+            codes = panel + 8 * sub * s
+            with k.loop(sub // 4):
+                v = k.load_i32x8(codes)
+                floats = [k.i32_to_f32(emit_byte(k, v, i, format.codes)) * scale
+                          for i in range(4)]
+                if low:
+                    floats = [f + low for f in floats]
+                for lane, f in enumerate(emit_turn(k, [f.i32 for f in floats])):
+                    k.store_i8x16(y, f, steps[lane])
+                    k.store_i8x16(y, k.halves(f, f, 1, 1), steps[lane + 4])
+                codes += 32
+                y += 16
+        panel += panel_record_bytes(format)
+
+
 def emit_embed(k, format, n_in):
     """Emit y = w[tokens[chunk]], as Format.decode has it.
 
@@ -6748,29 +6771,6 @@ def emit_embed(k, format, n_in):
         emit_decode(k, format, k.copy(k.scratch), y + first * (4 * block_len),
                     [4 * block_len * i for i in steps])
         done += 8
-
-
-def emit_decode(k, format, panel, y, steps):
-    """Emit the weights of the block in each of a panel's lanes to y + steps[lane]; both move."""
-    sub = format.sub_len
-    with k.loop(format.block_len // 32):
-        for s in range(32 // sub):
-            at = 256 + s * _scales_bytes(format)
-            scale = k.load_f32x8(panel, at)
-            low = k.load_f32x8(panel, at + 32) if format.m_off is not None else None
-            codes = panel + 8 * sub * s
-            with k.loop(sub // 4):
-                v = k.load_i32x8(codes)
-                floats = [k.i32_to_f32(emit_byte(k, v, i, format.codes)) * scale
-                          for i in range(4)]
-                if low:
-                    floats = [f + low for f in floats]
-                for lane, f in enumerate(emit_turn(k, [f.i32 for f in floats])):
-                    k.store_i8x16(y, f, steps[lane])
-                    k.store_i8x16(y, k.halves(f, f, 1, 1), steps[lane + 4])
-                codes += 32
-                y += 16
-        panel += panel_record_bytes(format)
 
 
 # ---------------------------------------------------------------------------------------
@@ -7051,47 +7051,6 @@ def emit_layer_norm(k):
 #
 # which has the bits of a c - b s and b c + a s: subtracting is adding the negative.
 
-def emit_rope(k, pairing):
-    """Emit out = rope(x, positions, table, head_dim).  A chunk is one row.
-
-    x, out: f32 (R, n_heads * head_dim), perhaps the same   positions: i32 (R,)
-    cos, sin: f32 (n_positions, n_rot / 2)   pairing: "interleaved" or "half"
-    """
-    field = Fields(k, "x", "x_row_bytes", "out", "out_row_bytes", "positions", "cos", "sin",
-                   "n_heads", "head_dim", "n_rot")
-    x, out, half = field.row("x", k.chunk), field.row("out", k.chunk), field("n_rot") >> 1
-    angles = k.load_i32(field("positions") + (k.chunk << 2)) * half << 2
-    cos0, sin0 = field("cos") + angles, field("sin") + angles
-    with k.loop(field("n_heads")):
-        cos, sin = k.copy(cos0), k.copy(sin0)
-        if pairing == "interleaved":
-            _rope_interleaved(k, x, out, cos, sin, half)
-        else:
-            _rope_halves(k, x, out, cos, sin, half)
-        rest = field("head_dim") - (half << 1)          # the dimensions that do not turn
-        _each_vector(k, rest, ((x, 32), (out, 32)),
-                     lambda lanes: _store_some(k, out, _load_some(k, x, lanes), lanes))
-        short = (rest & 7) << 2
-        x += short
-        out += short
-
-
-def _rope_halves(k, x, out, cos, sin, half):
-    """Emit the turn of pairs (i, i + half), and move x and out behind them."""
-    n_bytes = half << 2
-    xb, outb = x + n_bytes, out + n_bytes
-
-    def body(lanes):
-        a, b, c, s = (_load_some(k, pointer, lanes) for pointer in (x, xb, cos, sin))
-        _store_some(k, out, a * c - b * s, lanes)
-        _store_some(k, outb, a * s + b * c, lanes)
-
-    _each_vector(k, half, [(pointer, 32) for pointer in (x, xb, out, outb, cos, sin)], body)
-    rest = (half & 7) << 2
-    k.add(xb, rest, to=x)
-    k.add(outb, rest, to=out)
-
-
 def _rope_interleaved(k, x, out, cos, sin, half):
     """Emit the turn of pairs (2i, 2i + 1), and move x and out behind them."""
     twice = [i for lane in (0, 1, 2, 3) for i in 2 * list(range(4 * lane, 4 * lane + 4))]
@@ -7117,6 +7076,47 @@ def _rope_interleaved(k, x, out, cos, sin, half):
     rest = (n & 7) << 2
     x += rest
     out += rest
+
+
+def _rope_halves(k, x, out, cos, sin, half):
+    """Emit the turn of pairs (i, i + half), and move x and out behind them."""
+    n_bytes = half << 2
+    xb, outb = x + n_bytes, out + n_bytes
+
+    def body(lanes):
+        a, b, c, s = (_load_some(k, pointer, lanes) for pointer in (x, xb, cos, sin))
+        _store_some(k, out, a * c - b * s, lanes)
+        _store_some(k, outb, a * s + b * c, lanes)
+
+    _each_vector(k, half, [(pointer, 32) for pointer in (x, xb, out, outb, cos, sin)], body)
+    rest = (half & 7) << 2
+    k.add(xb, rest, to=x)
+    k.add(outb, rest, to=out)
+
+
+def emit_rope(k, pairing):
+    """Emit out = rope(x, positions, table, head_dim).  A chunk is one row.
+
+    x, out: f32 (R, n_heads * head_dim), perhaps the same   positions: i32 (R,)
+    cos, sin: f32 (n_positions, n_rot / 2)   pairing: "interleaved" or "half"
+    """
+    field = Fields(k, "x", "x_row_bytes", "out", "out_row_bytes", "positions", "cos", "sin",
+                   "n_heads", "head_dim", "n_rot")
+    x, out, half = field.row("x", k.chunk), field.row("out", k.chunk), field("n_rot") >> 1
+    angles = k.load_i32(field("positions") + (k.chunk << 2)) * half << 2
+    cos0, sin0 = field("cos") + angles, field("sin") + angles
+    with k.loop(field("n_heads")):
+        cos, sin = k.copy(cos0), k.copy(sin0)
+        if pairing == "interleaved":
+            _rope_interleaved(k, x, out, cos, sin, half)
+        else:
+            _rope_halves(k, x, out, cos, sin, half)
+        rest = field("head_dim") - (half << 1)          # the dimensions that do not turn
+        _each_vector(k, rest, ((x, 32), (out, 32)),
+                     lambda lanes: _store_some(k, out, _load_some(k, x, lanes), lanes))
+        short = (rest & 7) << 2
+        x += short
+        out += short
 
 
 # The cache, seen from machine code.  A row brings the address of its sequence's page table
@@ -7271,47 +7271,6 @@ class AttentionScratch:
         return k.load_i64(pair, self.pairs + self.PAIR_BYTES * i + self.STATE)
 
 
-def emit_attention(k, kv_type, head_dim, cap=False):
-    """Emit Reference.attention, the part behind the store, for `rows` rows and `heads` heads.
-
-    q, out: f32 (R, n_heads * head_dim)   tables: i64 (n_rows,), addresses   positions: i32
-    arena .. page_size: as in emit_kv_store   window: 0 for all   sinks: f32 (n_heads,) or 0
-    chunk = block of rows * (n_heads / heads) + block of heads; heads divides n_heads /
-    n_kv_heads, and rows * heads <= ATTENTION_PAIRS.  cap: build with softcap, by cap_bits.
-    """
-    at = AttentionScratch(head_dim)
-    field = Fields(k, "q", "q_row_bytes", "out", "out_row_bytes", "tables", "positions", "arena",
-                   "page_bytes", "layer_off", "page_size", "n_heads", "n_kv_heads", "scale_bits",
-                   "window", "cap_bits", "sinks", "n_rows", "rows", "heads")
-
-    def get(name):
-        return k.load_i64(k.scratch, at.frame[name])
-
-    def put(name, value):
-        k.store_i64(k.scratch, value, at.frame[name])
-
-    tools = k, at, field, get, put
-    rows_left = _attention_unit(*tools, kv_vector_bytes(kv_type, head_dim))
-    with k.while_(rows_left, ">", 0):
-        _attention_run(*tools, rows_left)
-        pos = get("lowest") & -8
-        put("pos", pos)
-        left = get("highest") + 1 - pos
-        with k.while_(left, ">", 0):
-            put("last", k.min(get("pos") | (CHUNK - 1), get("highest")))
-            _attention_load(*tools, kv_type, head_dim)
-            _attention_pairs(*tools, head_dim)
-            _all_pairs(*tools, (8, 2, 1), _attention_scores, head_dim, cap)
-            _all_pairs(*tools, (1,), _attention_softmax)
-            _all_pairs(*tools, (2, 1), _attention_values)
-            pos = get("last") + 1
-            put("pos", pos)
-            k.sub(get("highest") + 1, pos, to=left)
-        _attention_finish(*tools, head_dim)
-        put("row", get("row") + get("n_rows"))
-        k.sub(rows_left, get("n_rows"), to=rows_left)
-
-
 def _all_pairs(k, at, field, get, put, sizes, step, *options):
     """Emit `step` for all pairs, n at once, with as large an n of `sizes` as there are left."""
     pair, left = k.copy(k.scratch), get("n_pairs")
@@ -7342,51 +7301,6 @@ def _attention_unit(k, at, field, get, put, vector_bytes):
     put("v_step", field("n_kv_heads") * plane)
     k.store_f32x8(k.scratch, k.zero_f32x8(), at.spare)
     return k.min(field("n_rows") - row, field("rows"))
-
-
-def _attention_run(k, at, field, get, put, rows_left):
-    """Emit the search for the rows from `row` that share a table, and clear their states.
-
-    n_rows: how many   lowest, highest: the positions that one or another of them sees
-    """
-    row = get("row")
-    tables, positions = field("tables") + (row << 3), field("positions") + (row << 2)
-    table, n_rows = k.load_i64(tables), k.imm(0)
-    lowest, highest, left = k.imm(2**40), k.imm(-1), k.copy(rows_left)
-    with k.while_(left, ">", 0):
-        with k.if_(k.load_i64(tables), "==", table):
-            pos = k.load_i32(positions)
-            k.min(lowest, k.max(pos + 1 - get("back"), 0), to=lowest)
-            k.max(highest, pos, to=highest)
-            n_rows += 1
-            tables += 8
-            positions += 4
-            left -= 1
-        with k.else_():
-            k.mov(left, 0)
-    for name, value in (("table", table), ("n_rows", n_rows), ("lowest", lowest),
-                        ("highest", highest)):
-        put(name, value)
-    state, zero = k.scratch + at.states, k.zero_f32x8()
-    with k.loop(n_rows * field("heads")):
-        k.store_f32x8(state, k.const_f32x8(LOWEST), at.m)
-        k.store_f32x8(state, zero, at.l)
-        for disp in range(at.o, at.o + at.row_bytes, 32):
-            k.store_f32x8(state, zero, disp)
-        state += at.state_bytes
-
-
-def _load_vectors(k, kv_type, source, n):
-    """Return an iterator that emits the load of one of n vectors at a time, as float32.
-
-    In q8_0 n is 4, a block: code i is the byte 2 + i, and times d it is exact.
-    """
-    if kv_type == "q8_0":
-        d = k.f16_to_f32(k.broadcast_i16x16(source))
-        return (k.i32_to_f32(k.widen_i8x8(source, 2 + 8 * i)) * d for i in range(n))
-    if kv_type == "f16":
-        return (k.load_f16x8(source, 16 * i) for i in range(n))
-    return (k.load_f32x8(source, 32 * i) for i in range(n))
 
 
 def _attention_load(k, at, field, get, put, kv_type, head_dim):
@@ -7451,40 +7365,11 @@ def _attention_pairs(k, at, field, get, put, head_dim):
     put("n_pairs", n_pairs)
 
 
-def _groups(k, get):
-    """Emit (index of the first position in its chunk, number of groups of eight)."""
-    pos = get("pos")
-    return pos & (CHUNK - 1), ((get("last") - pos) >> 3) + 1
-
-
-def _attention_scores(k, at, field, get, pair, n, head_dim, cap):
-    """Emit the scores of n pairs, LOWEST where they do not see, and the largest, lane by lane."""
-    index, n_groups = _groups(k, get)
-    keys, pos = k.scratch + index * at.row_bytes, get("pos")
-    for i in range(n):
-        state = at.state_of(k, pair, i)
-        k.store_f32x8(state, k.const_f32x8(LOWEST), at.top)
-    if n == 8:
-        _queries_of_eight(k, at, pair, head_dim)
-    with k.loop(n_groups):
-        if n == 8:
-            parts = _scores_of_eight(k, at, keys)
-        else:
-            parts = _scores_of_few(k, at, keys, pair, n, head_dim)
-        keys += 8 * at.row_bytes
-        lanes = k.splat_i32(pos) + k.const_i32x8(range(8))
-        for i, s in enumerate(parts):
-            s = s * field.number("scale_bits")
-            if cap:
-                s = _softcap(k, s, field.number("cap_bits"))
-            disp = at.pairs + at.PAIR_BYTES * i
-            seen = k.cmpgt_i32(lanes, k.broadcast_i32x8(pair, disp + at.BEFORE))
-            seen &= k.cmpgt_i32(k.broadcast_i32x8(pair, disp + at.AFTER), lanes)
-            s = k.select(seen, s, k.const_f32x8(LOWEST)).f32
-            state = at.state_of(k, pair, i)
-            k.store_f32x8(state, k.max_f32(s, k.load_f32x8(state, at.top)), at.top)
-            k.store_f32x8(state + ((pos & (CHUNK - 1)) << 2), s, at.scores)
-        pos += 8
+def _eight_sums(k, v):
+    """Emit the vector whose lane i is tree_sum of the lanes of v[i]: three levels of pairs."""
+    low = k.hadd_f32(k.hadd_f32(v[0], v[1]), k.hadd_f32(v[2], v[3]))
+    high = k.hadd_f32(k.hadd_f32(v[4], v[5]), k.hadd_f32(v[6], v[7]))
+    return k.halves(low, high, 0, 2) + k.halves(low, high, 1, 3)
 
 
 def _scores_of_few(k, at, keys, pair, n, head_dim):
@@ -7518,21 +7403,6 @@ def _scores_of_few(k, at, keys, pair, n, head_dim):
         keys -= 32 * full
         parts.append(_eight_sums(k, sums))
     return parts if n == 1 else [k.halves(*parts, 0, 2), k.halves(*parts, 1, 3)]
-
-
-def _eight_sums(k, v):
-    """Emit the vector whose lane i is tree_sum of the lanes of v[i]: three levels of pairs."""
-    low = k.hadd_f32(k.hadd_f32(v[0], v[1]), k.hadd_f32(v[2], v[3]))
-    high = k.hadd_f32(k.hadd_f32(v[4], v[5]), k.hadd_f32(v[6], v[7]))
-    return k.halves(low, high, 0, 2) + k.halves(low, high, 1, 3)
-
-
-def _transpose(k, v):
-    """Emit the eight vectors whose vector i, lane j is vector j, lane i of v."""
-    pairs = [(k.unpack_lo_i32(a, b), k.unpack_hi_i32(a, b)) for a, b in zip(v[::2], v[1::2])]
-    fours = [[unpack(x, y) for x, y in zip(a, b) for unpack in (k.unpack_lo_i64, k.unpack_hi_i64)]
-             for a, b in zip(pairs[::2], pairs[1::2])]
-    return [k.halves(a, b, half, 2 + half).f32 for half in (0, 1) for a, b in zip(*fours)]
 
 
 def _queries_of_eight(k, at, pair, head_dim):
@@ -7585,6 +7455,36 @@ def _scores_of_eight(k, at, keys):
         a, b, c, d = (k.load_f32x8(k.scratch, at.sums + 256 * j + 32 * i) for j in range(4))
         totals.append((a + b) + (c + d))
     return _transpose(k, totals)
+
+
+def _attention_scores(k, at, field, get, pair, n, head_dim, cap):
+    """Emit the scores of n pairs, LOWEST where they do not see, and the largest, lane by lane."""
+    index, n_groups = _groups(k, get)
+    keys, pos = k.scratch + index * at.row_bytes, get("pos")
+    for i in range(n):
+        state = at.state_of(k, pair, i)
+        k.store_f32x8(state, k.const_f32x8(LOWEST), at.top)
+    if n == 8:
+        _queries_of_eight(k, at, pair, head_dim)
+    with k.loop(n_groups):
+        if n == 8:
+            parts = _scores_of_eight(k, at, keys)
+        else:
+            parts = _scores_of_few(k, at, keys, pair, n, head_dim)
+        keys += 8 * at.row_bytes
+        lanes = k.splat_i32(pos) + k.const_i32x8(range(8))
+        for i, s in enumerate(parts):
+            s = s * field.number("scale_bits")
+            if cap:
+                s = _softcap(k, s, field.number("cap_bits"))
+            disp = at.pairs + at.PAIR_BYTES * i
+            seen = k.cmpgt_i32(lanes, k.broadcast_i32x8(pair, disp + at.BEFORE))
+            seen &= k.cmpgt_i32(k.broadcast_i32x8(pair, disp + at.AFTER), lanes)
+            s = k.select(seen, s, k.const_f32x8(LOWEST)).f32
+            state = at.state_of(k, pair, i)
+            k.store_f32x8(state, k.max_f32(s, k.load_f32x8(state, at.top)), at.top)
+            k.store_f32x8(state + ((pos & (CHUNK - 1)) << 2), s, at.scores)
+        pos += 8
 
 
 def _attention_softmax(k, at, field, get, pair, n):
@@ -7691,6 +7591,106 @@ def _attention_finish(k, at, field, get, put, head_dim):
             head += 1
             out += 4 * head_dim
             state += at.state_bytes
+
+
+def _attention_run(k, at, field, get, put, rows_left):
+    """Emit the search for the rows from `row` that share a table, and clear their states.
+
+    n_rows: how many   lowest, highest: the positions that one or another of them sees
+    """
+    row = get("row")
+    tables, positions = field("tables") + (row << 3), field("positions") + (row << 2)
+    table, n_rows = k.load_i64(tables), k.imm(0)
+    lowest, highest, left = k.imm(2**40), k.imm(-1), k.copy(rows_left)
+    with k.while_(left, ">", 0):
+        with k.if_(k.load_i64(tables), "==", table):
+            pos = k.load_i32(positions)
+            k.min(lowest, k.max(pos + 1 - get("back"), 0), to=lowest)
+            k.max(highest, pos, to=highest)
+            n_rows += 1
+            tables += 8
+            positions += 4
+            left -= 1
+        with k.else_():
+            k.mov(left, 0)
+    for name, value in (("table", table), ("n_rows", n_rows), ("lowest", lowest),
+                        ("highest", highest)):
+        put(name, value)
+    state, zero = k.scratch + at.states, k.zero_f32x8()
+    with k.loop(n_rows * field("heads")):
+        k.store_f32x8(state, k.const_f32x8(LOWEST), at.m)
+        k.store_f32x8(state, zero, at.l)
+        for disp in range(at.o, at.o + at.row_bytes, 32):
+            k.store_f32x8(state, zero, disp)
+        state += at.state_bytes
+
+
+def emit_attention(k, kv_type, head_dim, cap=False):
+    """Emit Reference.attention, the part behind the store, for `rows` rows and `heads` heads.
+
+    q, out: f32 (R, n_heads * head_dim)   tables: i64 (n_rows,), addresses   positions: i32
+    arena .. page_size: as in emit_kv_store   window: 0 for all   sinks: f32 (n_heads,) or 0
+    chunk = block of rows * (n_heads / heads) + block of heads; heads divides n_heads /
+    n_kv_heads, and rows * heads <= ATTENTION_PAIRS.  cap: build with softcap, by cap_bits.
+    """
+    at = AttentionScratch(head_dim)
+    field = Fields(k, "q", "q_row_bytes", "out", "out_row_bytes", "tables", "positions", "arena",
+                   "page_bytes", "layer_off", "page_size", "n_heads", "n_kv_heads", "scale_bits",
+                   "window", "cap_bits", "sinks", "n_rows", "rows", "heads")
+
+    def get(name):
+        return k.load_i64(k.scratch, at.frame[name])
+
+    def put(name, value):
+        k.store_i64(k.scratch, value, at.frame[name])
+
+    tools = k, at, field, get, put
+    rows_left = _attention_unit(*tools, kv_vector_bytes(kv_type, head_dim))
+    with k.while_(rows_left, ">", 0):
+        _attention_run(*tools, rows_left)
+        pos = get("lowest") & -8
+        put("pos", pos)
+        left = get("highest") + 1 - pos
+        with k.while_(left, ">", 0):
+            put("last", k.min(get("pos") | (CHUNK - 1), get("highest")))
+            _attention_load(*tools, kv_type, head_dim)
+            _attention_pairs(*tools, head_dim)
+            _all_pairs(*tools, (8, 2, 1), _attention_scores, head_dim, cap)
+            _all_pairs(*tools, (1,), _attention_softmax)
+            _all_pairs(*tools, (2, 1), _attention_values)
+            pos = get("last") + 1
+            put("pos", pos)
+            k.sub(get("highest") + 1, pos, to=left)
+        _attention_finish(*tools, head_dim)
+        put("row", get("row") + get("n_rows"))
+        k.sub(rows_left, get("n_rows"), to=rows_left)
+
+
+def _load_vectors(k, kv_type, source, n):
+    """Return an iterator that emits the load of one of n vectors at a time, as float32.
+
+    In q8_0 n is 4, a block: code i is the byte 2 + i, and times d it is exact.
+    """
+    if kv_type == "q8_0":
+        d = k.f16_to_f32(k.broadcast_i16x16(source))
+        return (k.i32_to_f32(k.widen_i8x8(source, 2 + 8 * i)) * d for i in range(n))
+    if kv_type == "f16":
+        return (k.load_f16x8(source, 16 * i) for i in range(n))
+    return (k.load_f32x8(source, 32 * i) for i in range(n))
+
+
+def _groups(k, get):
+    """Emit (index of the first position in its chunk, number of groups of eight)."""
+    pos = get("pos")
+    return pos & (CHUNK - 1), ((get("last") - pos) >> 3) + 1
+
+
+def _transpose(k, v):
+    """Emit the eight vectors whose vector i, lane j is vector j, lane i of v."""
+    pairs = [(k.unpack_lo_i32(a, b), k.unpack_hi_i32(a, b)) for a, b in zip(v[::2], v[1::2])]
+    fours = [[unpack(x, y) for x, y in zip(a, b) for unpack in (k.unpack_lo_i64, k.unpack_hi_i64)]
+             for a, b in zip(pairs[::2], pairs[1::2])]
+    return [k.halves(a, b, half, 2 + half).f32 for half in (0, 1) for a, b in zip(*fours)]
 
 
 # For sampling.  Python is too slow to look at each of 262144 logits; these leave it few.
@@ -7841,6 +7841,39 @@ def emit_sequence(k):
     with k.loop(n):
         k.call(k.load_i64(calls, 0), k.load_i64(calls, 8), k.chunk, k.scratch)
         calls += 16
+
+
+def _function_address(function):
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def system_yield():
+    """Return the address of the system's function that lets another thread run."""
+    library, name = ((ctypes.WinDLL("kernel32"), "SwitchToThread") if sys.platform == "win32" else
+                     (ctypes.CDLL(None), "sched_yield"))
+    return _function_address(_foreign(library, name, ctypes.c_int))
+
+
+def system_clock():
+    """Return (address, first argument or None) of the system's function that writes the time."""
+    if sys.platform == "win32":
+        counter = _foreign(ctypes.WinDLL("kernel32"), "QueryPerformanceCounter", ctypes.c_int,
+                           ctypes.c_void_p)
+        return _function_address(counter), None
+    gettime = _foreign(ctypes.CDLL(None), "clock_gettime", ctypes.c_int, ctypes.c_int,
+                       ctypes.c_void_p)
+    return _function_address(gettime), time.CLOCK_MONOTONIC
+
+
+def system_time(address):
+    """Return the seconds of the time that the function of system_clock wrote at address."""
+    first, second = struct.unpack("<qq", ctypes.string_at(address, 16))
+    if sys.platform == "win32":
+        frequency = ctypes.c_int64()
+        _foreign(ctypes.WinDLL("kernel32"), "QueryPerformanceFrequency", ctypes.c_int,
+                 ctypes.c_void_p)(ctypes.byref(frequency))
+        return first / frequency.value
+    return first + second * 1e-9
 
 
 class Memory:
@@ -8603,39 +8636,6 @@ def usable_cores():
     except (OSError, ValueError):
         pass
     return n
-
-
-def _function_address(function):
-    return ctypes.cast(function, ctypes.c_void_p).value
-
-
-def system_yield():
-    """Return the address of the system's function that lets another thread run."""
-    library, name = ((ctypes.WinDLL("kernel32"), "SwitchToThread") if sys.platform == "win32" else
-                     (ctypes.CDLL(None), "sched_yield"))
-    return _function_address(_foreign(library, name, ctypes.c_int))
-
-
-def system_clock():
-    """Return (address, first argument or None) of the system's function that writes the time."""
-    if sys.platform == "win32":
-        counter = _foreign(ctypes.WinDLL("kernel32"), "QueryPerformanceCounter", ctypes.c_int,
-                           ctypes.c_void_p)
-        return _function_address(counter), None
-    gettime = _foreign(ctypes.CDLL(None), "clock_gettime", ctypes.c_int, ctypes.c_int,
-                       ctypes.c_void_p)
-    return _function_address(gettime), time.CLOCK_MONOTONIC
-
-
-def system_time(address):
-    """Return the seconds of the time that the function of system_clock wrote at address."""
-    first, second = struct.unpack("<qq", ctypes.string_at(address, 16))
-    if sys.platform == "win32":
-        frequency = ctypes.c_int64()
-        _foreign(ctypes.WinDLL("kernel32"), "QueryPerformanceFrequency", ctypes.c_int,
-                 ctypes.c_void_p)(ctypes.byref(frequency))
-        return first / frequency.value
-    return first + second * 1e-9
 
 
 # ---------------------------------------------------------------------------------------
