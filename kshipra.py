@@ -7870,43 +7870,72 @@ class Memory:
 
 
 class Team:
-    """The threads that run programs: the caller's and n_threads - 1 of our own.
+    """The threads that run programs: the caller's and n_threads - 1 workers.
 
-    run: the native `emit_run`   The workers sleep on a lock between programs; they are daemons,
-    so that a process ends without asking them.
+    run_kernel: the native `emit_run`   args: address of the arguments of the run going on
+    turn: number of that run   seen: the last one that each thread has finished
+    A worker sleeps on its lock in `go` between runs, and `turn` tells it whether it was woken
+    for something new.  So a lock may be opened once too often, and a run that Ctrl-C broke off
+    at any point can be completed: a thread that walks a finished table again finds nothing.
     """
 
-    def __init__(self, run, n_threads):
-        self.run_kernel, self.n_threads = run, n_threads
+    def __init__(self, run_kernel, n_threads):
+        self.run_kernel, self.args, self.turn, self.seen = run_kernel, 0, 0, [0] * n_threads
         self.scratch = [Memory(SCRATCH_BYTES) for _ in range(n_threads)]
-        self.args = 0
-        self.go = [threading.Semaphore(0) for _ in range(n_threads - 1)]
-        self.done = threading.Semaphore(0)
-        for i in range(n_threads - 1):
-            threading.Thread(target=self._work, args=(i,), daemon=True).start()
+        self.go = [threading.Lock() for _ in range(n_threads)]
+        self.done = [threading.Lock() for _ in range(n_threads)]
+        for lock in self.go + self.done:
+            lock.acquire()
+        self.threads = [threading.Thread(target=self._work, args=(i,), daemon=True)
+                        for i in range(1, n_threads)]
+        for thread in self.threads:
+            thread.start()
 
     def _work(self, i):
-        scratch = self.scratch[i + 1].address
-        while True:
+        while self.args is not None:
             self.go[i].acquire()
-            self.run_kernel(self.args, 0, scratch)
-            self.done.release()
+            if self.seen[i] != self.turn and self.args is not None:
+                self._walk(i)
+                if self.done[i].locked():
+                    self.done[i].release()
 
-    def run_alone(self, program):
-        """Run a program on the calling thread; it must have been finished for one."""
-        program.clear()
-        self.run_kernel(program.args.buffer_info()[0], 0, self.scratch[0].address)
+    def _walk(self, i):
+        turn = self.turn
+        self.run_kernel(self.args, 0, self.scratch[i].address)
+        self.seen[i] = turn
+
+    def complete(self):
+        """Bring the run going on to its end; nothing to do if it has come there."""
+        for i in range(1, len(self.seen)):
+            if self.seen[i] != self.turn and self.go[i].locked():
+                self.go[i].release()
+        if self.seen[0] != self.turn:
+            self._walk(0)
+        for i in range(1, len(self.seen)):
+            while self.seen[i] != self.turn:
+                self.done[i].acquire()
 
     def run(self, program):
-        """Run a program, finished for n_threads, on all threads."""
+        """Run a program on as many threads as it was finished for: all, or the caller's alone."""
+        self.complete()
         program.clear()
-        args = program.args.buffer_info()[0]
-        self.args = args
-        for go in self.go:
-            go.release()
-        self.run_kernel(args, 0, self.scratch[0].address)
-        for _ in self.go:
-            self.done.acquire()
+        self.args = program.args.buffer_info()[0]
+        self.seen[program.n_threads:] = [self.turn + 1] * (len(self.seen) - program.n_threads)
+        self.turn += 1
+        try:
+            self.complete()
+        except BaseException:
+            self.complete()
+            raise
+
+    def close(self):
+        """End the workers."""
+        self.complete()
+        self.args = None
+        for i, thread in enumerate(self.threads, 1):
+            if self.go[i].locked():
+                self.go[i].release()
+            thread.join()
 
 
 class Buffer:
@@ -8020,7 +8049,7 @@ class Program:
                 table += self.lines[end - 1][:4]
             at = end
         n = len(table) // 4
-        self.table = array("q", table)
+        self.table, self.n_threads = array("q", table), n_threads
         self.counters = Memory((n + 1) * COUNTER_BYTES)
         self.counter_bytes = (n + 1) * COUNTER_BYTES
         self.args = array("q", (self.table.buffer_info()[0], n, self.counters.address,
@@ -8177,7 +8206,7 @@ class Native:
     """The operation surface as a recorder of programs.
 
     Each method appends lines to self.program and returns the Buffer that they will fill.
-    kernels: (emit, parameters) -> (address, Builder)   programs: the records, by number of rows
+    kernels: (emit, parameters) -> (address, Builder)   codes: what they lie in   programs: the records, by number of rows
     owned: by id, weights that lie where programs expect them   tables: see table_memory
     unchecked, checked: kernels used so far and those that agreed with chapter 4, by _check_key
     examples: for rope and attention, what their trials are made from
@@ -8187,7 +8216,7 @@ class Native:
     name, prefill_rows = "native", 192      # a multiple of the six rows that a tile holds
 
     def __init__(self, isa, n_threads):
-        self.isa, self.n_threads = isa, n_threads
+        self.isa, self.n_threads, self.codes = isa, n_threads, []
         self.kernels, self.owned, self.tables = {}, {}, {}
         self.unchecked, self.checked, self.examples = {}, set(), {}
         self.arena, self.inputs, self.n_inputs, self.programs = Memory(0), None, 0, {}
@@ -8201,8 +8230,16 @@ class Native:
             code, reason = compile_kernels([k], self.isa)
             if code is None:
                 raise NativeFault(reason)
+            self.codes.append(code)
             self.kernels[key] = code.addresses[0], k
         return self.kernels[key]
+
+    def __del__(self):
+        """End the threads, then free the code that they ran."""
+        if hasattr(self, "team"):
+            self.team.close()
+        for code in self.codes:
+            code.close()
 
     # Recording
 
@@ -8233,10 +8270,15 @@ class Native:
 
     def chunk_rows(self, w, n_rows):
         """Return how many rows of a weight make a chunk: a multiple of 8, some chunks a thread."""
-        n_out = w.shape[0]
-        if w.format.sub_len and n_rows > matvec_rows(w.format):
-            return PANEL_ROWS if n_rows > 16 else PANEL_ROWS // 2
-        return max(8, n_out // (SHARES * self.n_threads) + 7 & ~7)
+        n_out, n_in = w.shape
+        if not w.format.sub_len or n_rows <= matvec_rows(w.format):
+            return max(8, n_out // (SHARES * self.n_threads) + 7 & ~7)
+        rows = PANEL_ROWS if n_rows > 16 else PANEL_ROWS // 2
+        while matmul_scratch_bytes(w.format, n_in, rows) > SCRATCH_BYTES:
+            if rows == 8:
+                raise NativeFault(f"rows of {n_in} weights are too long for its scratch memory")
+            rows //= 2
+        return rows
 
     def elementwise(self, emit, x, *more, c=None):
         """Record an operation on elements, cut in slices; more: further inputs."""
@@ -8361,6 +8403,8 @@ class Native:
         heads = max(h for h in (1, 2, 3, 4) if group % h == 0)
         rows = 1 if q.n_rows < ATTENTION_ROWS else ATTENTION_ROWS
         assert rows * heads <= ATTENTION_PAIRS, "what a unit of attention keeps"
+        if AttentionScratch(spec.head_dim).n_bytes > SCRATCH_BYTES:
+            raise NativeFault(f"heads of {spec.head_dim} are too wide for its scratch memory")
         self.line(-(-q.n_rows // rows) * (spec.n_heads // heads), [q, pages],
                   [out], emit_attention, pool.kv_type, spec.head_dim, bool(spec.cap),
                   q=q.address, q_row_bytes=q.row_bytes, out=out.address,
@@ -8473,7 +8517,7 @@ class Native:
             out = self.done(operation(self, *places))
             self.program.finish(1, 0)
             self.fill_tables(max([0] + [max(x) for x in inputs if not isinstance(x[0], array)]))
-            self.team.run_alone(self.program)
+            self.team.run(self.program)
             return [ctypes.string_at(out.address + r * out.row_bytes, out.row_bytes)
                     for r in range(out.n_rows)]
         finally:

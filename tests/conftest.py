@@ -10,16 +10,19 @@ import sys
 import tarfile
 
 import pytest
+from hypothesis import settings
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
+settings.register_profile("kshipra", deadline=None)     # a busy machine is no failure
+settings.load_profile("kshipra")
 
 
 @pytest.fixture(scope="session")
 def shared():
     """The directory of the large fixtures: $KSHIPRA_SHARED, or shared/ beside the checkout."""
     named = os.environ.get("KSHIPRA_SHARED")
-    for place in [pathlib.Path(named)] if named else [up / "shared" for up in HERE.parents[1:3]]:
+    for place in [pathlib.Path(named)] if named else [up / "shared" for up in list(HERE.parents)[1:3]]:
         if (place / "fixtures").is_dir():
             return place
     pytest.skip("no shared/fixtures beside the checkout, and KSHIPRA_SHARED names none")

@@ -222,9 +222,9 @@ def test_seed_minus_1_is_a_new_one_each_time(small):
 # --info.
 
 def test_info_lists_and_plans_in_two_seconds(small):
-    begun = time.perf_counter()
+    begun = sum(os.times()[2:4])                # processor time of children: the clock of a
     done = run("-m", small, "--info", "-c", "1000")
-    assert time.perf_counter() - begun < 2
+    assert sum(os.times()[2:4]) - begun < 2     # busy machine tells little
     text = done.stdout.decode()
     assert done.returncode == 0 and not done.stderr
     for words in ("general.architecture = 'llama'", "blk.0.attn_q.weight", "(32, 32)", "KV cache",
@@ -340,12 +340,12 @@ def test_progress_shows_on_a_terminal_only(tmp_path):
     import pty
     path = tiny.write(tmp_path / "tiny.gguf", n_layers=1, n_ctx=1024)
     inner, outer = pty.openpty()
-    done = run("-m", path, "-p", "x" * 600, "-n", "2", "--device", "python", stderr=outer)
+    done = run("-m", path, "-p", "x" * 100, "-n", "2", "--device", "python", stderr=outer)
     os.close(outer)
     shown = os.read(inner, 1 << 16).decode()
     os.close(inner)
     assert done.returncode == 0
-    assert "reading the prompt: 64 of 601 tokens" in shown and shown.endswith("\r\x1b[K")
+    assert "reading the prompt: 64 of 101 tokens" in shown and shown.endswith("\r\x1b[K")
     assert not run("-m", path, "-p", "x" * 100, "-n", "2").stderr
 
 

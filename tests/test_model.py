@@ -322,7 +322,7 @@ def test_sequences_in_one_step_are_independent(road, order):
     assert idle(model)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_any_schedule_gives_the_same_bits(road, data):
     """Steps of random rows of three sequences, forked and trimmed at random."""

@@ -1,9 +1,11 @@
 """Section 5.7: recorded programs and threads give the bits of the reference, whatever the road."""
+import gc
 import json
 import os
 import random
 import subprocess
 import sys
+import threading
 from array import array
 
 import pytest
@@ -175,6 +177,50 @@ def test_a_wrong_kernel_is_found_and_the_reference_goes_on(monkeypatch, capsys, 
     assert isinstance(e.ops, kshipra.Reference)
     message = capsys.readouterr().err
     assert message.count("\n") == 1 and "add" in message and "plain Python" in message
+
+
+def test_what_does_not_fit_the_scratch_memory_is_not_run_natively():
+    """A file may say that a row holds a million weights; the scratch of a thread has a size."""
+    native = kshipra.Native(kshipra.choose_isa(os.environ)[0], 1)
+    for name in ("Q8_0", "Q2_K"):
+        fmt, n_in = kshipra.FORMATS[name], 1 << 19
+        w = kshipra.Tensor("w", fmt, (8, n_in), bytes(fmt.n_bytes(8 * n_in)))
+        assert kshipra.matmul_scratch_bytes(fmt, n_in, native.chunk_rows(w, 32)) \
+            <= kshipra.SCRATCH_BYTES
+        wide = kshipra.Tensor("w", fmt, (8, 8 * n_in), bytes(fmt.n_bytes(64 * n_in)))
+        with pytest.raises(kshipra.NativeFault, match="too long"):
+            native.chunk_rows(wide, 32)
+
+
+def test_threads_end_with_their_model():
+    before = threading.active_count()
+    for _ in range(3):
+        e = engine(n_threads=3)
+        run(e, IDS[:4])
+        assert threading.active_count() == before + 2
+        del e
+        gc.collect()
+    assert threading.active_count() == before
+
+
+def test_a_run_that_ctrl_c_breaks_off_is_completed(monkeypatch, truth):
+    """Interrupted after the workers were woken, the team comes to the end of that run."""
+    e = engine(n_threads=2)
+    run(e, IDS[:4])
+    team, walk = e.ops.team, e.ops.team._walk
+    strikes = [1]
+
+    def interrupted(i):
+        if i == 0 and strikes:
+            strikes.pop()
+            raise KeyboardInterrupt
+        walk(i)
+    monkeypatch.setattr(team, "_walk", interrupted)
+    seq = kshipra.Sequence(e.cache)
+    with pytest.raises(KeyboardInterrupt):
+        e.step([(t, i, seq) for i, t in enumerate(IDS[:4])])
+    assert len(seq.tokens) == 0
+    assert run(e, IDS[:20]) == truth[:20]
 
 
 def test_nothing_grows_over_many_tokens():

@@ -141,7 +141,7 @@ def test_filters_shrink_and_keep_the_best_first(logits, top_k, top_p, min_p):
     assert len(kept(logits, min_p=min_p)) >= len(kept(logits, min_p=max(min_p, 0.9)))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 99), st.integers(1, 1500))
 def test_long_and_short_selections_agree(seed, top_k):
     """Few candidates come from a heap, many from a sort."""
