@@ -76,8 +76,8 @@ class KshipraError(ValueError):
     """
 
     def __init__(self, message, path=None, offset=None):
-        where = "" if path is None else (path or repr(path)) + (
-            "" if offset is None else f", byte {offset:#x}") + ": "
+        at = "" if offset is None else f", byte {offset:#x}"
+        where = "" if path is None else (str(path) or "''") + at + ": "
         super().__init__(where + message)
         self.path, self.offset = path, offset
 
@@ -1950,77 +1950,91 @@ class TextStream:
 
 # 3.5 From files.  Every value below is untrusted: it is checked here, before it is an index.
 
+class _TokenizerKeys:
+    """The keys tokenizer.ggml.* of GGUF metadata, checked as they are read."""
+
+    def __init__(self, metadata, path):
+        self.metadata, self.path = metadata, path
+
+    def get(self, key, default=None):
+        return self.metadata.get("tokenizer.ggml." + key, default)
+
+    def refuse(self, key, message):
+        raise KshipraError(f"tokenizer.ggml.{key}: {message}", self.path)
+
+    def array_of(self, kinds, key, n_wanted=None):
+        """Return an array of one of `kinds`; n_wanted: the length it must have."""
+        found = self.get(key)
+        if found is None or isinstance(found, (str, bytes)) or not hasattr(found, "__len__"):
+            self.refuse(key, f"an array is needed, but {_quote(found)} was found")
+        if len(found) and not isinstance(found[0], kinds):
+            self.refuse(key, f"an array of {kinds[0].__name__} is needed, but it holds "
+                             f"{_quote(found[0])}")
+        if n_wanted is not None and len(found) != n_wanted:
+            self.refuse(key, f"length {len(found)}, but there are {n_wanted} tokens")
+        return found
+
+    def flag(self, key, default):
+        found = self.get(key, default)
+        return found if type(found) is bool else self.refuse(key, f"{_quote(found)} is no bool")
+
+    def token_id(self, key, n_vocab):
+        """Return an id below n_vocab, or None where the file gives none."""
+        found = self.get(key)
+        if found is not None and (type(found) is not int or not 0 <= found < n_vocab):
+            self.refuse(key, f"{_quote(found)} is no token of a vocabulary of {n_vocab}; convert "
+                             "the model again")
+        return found
+
+    def vocabulary(self):
+        """Return the Vocabulary; without token_type all tokens are normal."""
+        tokens = self.array_of((str, bytes), "tokens")
+        types = [NORMAL] * len(tokens)
+        if self.get("token_type") is not None:
+            types = self.array_of((int,), "token_type", len(tokens))
+        if not set(types) <= set(range(1, 7)):
+            self.refuse("token_type", f"types {sorted(set(types))[:9]}, against 1 to 6")
+        return Vocabulary(tokens, types)
+
+
 def tokenizer_from_gguf(metadata, path=None):
     """Return the Tokenizer that GGUF metadata describe.
 
     metadata: {key: value}; texts are str or bytes   path: named in errors
     Source: GGUF specification, "Tokenizer"; llama.cpp, src/llama-vocab.cpp.
     """
-    def get(key, default=None):
-        return metadata.get("tokenizer.ggml." + key, default)
-
-    def refuse(key, message):
-        raise KshipraError(f"tokenizer.ggml.{key}: {message}", path)
-
-    def array_of(kinds, key, n_wanted=None):
-        found = get(key)
-        if found is None or isinstance(found, (str, bytes)) or not hasattr(found, "__len__"):
-            refuse(key, f"an array is needed, but {_quote(found)} was found")
-        if len(found) and not isinstance(found[0], kinds):
-            refuse(key, f"an array of {kinds[0].__name__} is needed, but it holds "
-                        f"{_quote(found[0])}")
-        if n_wanted is not None and len(found) != n_wanted:
-            refuse(key, f"length {len(found)}, but there are {n_wanted} tokens")
-        return found
-
-    def flag(key, default):
-        found = get(key, default)
-        return found if type(found) is bool else refuse(key, f"{_quote(found)} is no bool")
-
-    def token_id(key):
-        found = get(key)
-        if found is not None and (type(found) is not int or not 0 <= found < n_vocab):
-            refuse(key, f"{_quote(found)} is no token of a vocabulary of {n_vocab}; convert the "
-                        "model again")
-        return found
-
-    kind = get("model")
+    keys = _TokenizerKeys(metadata, path)
+    kind = keys.get("model")
     if kind not in ("gpt2", "llama"):
-        refuse("model", f"{_quote(kind)} is not supported; 'gpt2' (byte-level BPE) and 'llama' "
-                        "(SentencePiece BPE) are")
-    tokens = array_of((str, bytes), "tokens")
-    n_vocab = len(tokens)
-    types = [NORMAL] * n_vocab
-    if get("token_type") is not None:
-        types = array_of((int,), "token_type", n_vocab)
-    if not set(types) <= set(range(1, 7)):
-        refuse("token_type", f"types {sorted(set(types))[:9]}, against 1 to 6")
-    vocabulary = Vocabulary(tokens, types)
-    bos_id = token_id("bos_token_id")
+        keys.refuse("model", f"{_quote(kind)} is not supported; 'gpt2' (byte-level BPE) and "
+                             "'llama' (SentencePiece BPE) are")
+    vocabulary = keys.vocabulary()
+    n_vocab = len(vocabulary)
+    bos_id = keys.token_id("bos_token_id", n_vocab)
 
     if kind == "gpt2":
-        pre = get("pre")
+        pre = keys.get("pre")
         if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
             what = "is missing" if pre is None else f"is {_quote(pre)}, which is unknown"
-            refuse("pre", f"the rule for cutting words {what}, and a wrong rule would give wrong "
-                          "tokens; convert the model again with a current converter")
-        merges = array_of((str, bytes), "merges")
+            keys.refuse("pre", f"the rule for cutting words {what}, and a wrong rule would give "
+                               "wrong tokens; convert the model again with a current converter")
+        merges = keys.array_of((str, bytes), "merges")
         model = ByteLevel(vocabulary, rank_by_merges(vocabulary, merges), PRE_TOKENIZERS[pre],
                           pre in WHOLE_WORDS)
         adds_bos = pre in WHOLE_WORDS
     else:
-        scores = array_of((float, int), "scores", n_vocab)
-        space_prefix = "always" if flag("add_space_prefix", True) else "never"
+        scores = keys.array_of((float, int), "scores", n_vocab)
+        space_prefix = "always" if keys.flag("add_space_prefix", True) else "never"
         model = SentencePiece(vocabulary, rank_by_scores(vocabulary, scores), space_prefix,
-                              token_id("unknown_token_id"))
+                              keys.token_id("unknown_token_id", n_vocab))
         adds_bos = True
-    add_bos = flag("add_bos_token", adds_bos and bos_id is not None)
+    add_bos = keys.flag("add_bos_token", adds_bos and bos_id is not None)
     if add_bos and bos_id is None:
-        refuse("bos_token_id", "missing, but add_bos_token is true")
+        keys.refuse("bos_token_id", "missing, but add_bos_token is true")
     name = str(metadata.get("general.name", "")).lower()
-    return Tokenizer(model, bos_id, token_id("eos_token_id"),
-                     [token_id("eot_token_id"), token_id("eom_token_id")],
-                     add_bos, flag("add_eos_token", False),
+    return Tokenizer(model, bos_id, keys.token_id("eos_token_id", n_vocab),
+                     [keys.token_id(key, n_vocab) for key in ("eot_token_id", "eom_token_id")],
+                     add_bos, keys.flag("add_eos_token", False),
                      _phi3_strips(vocabulary) if "phi-3" in name or "phi3" in name else None)
 
 
