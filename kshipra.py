@@ -233,6 +233,15 @@ def _each(values, n):
     return chain.from_iterable(map(repeat, values, repeat(n)))
 
 
+def _all_finite(floats):
+    """Whether no float is infinite or NaN: an exponent of eight ones is either.
+
+    The first test looks at seven of the eight, which are ones from 2**127 up, rarely seen.
+    """
+    tops = floats.tobytes()[3::4]
+    return (b"\x7f" not in tops and b"\xff" not in tops) or all(map(math.isfinite, floats))
+
+
 class Format:
     """One way to keep weights: its measures, and how to read and write it.
 
@@ -343,14 +352,6 @@ class Format:
 
 # The encoders follow ggml's step for step, roundings included, so the bytes are the same.
 # Each array("f", ...) below is one f32 rounding of ggml's.
-
-def _all_finite(floats):
-    """Whether no float is infinite or NaN: an exponent of eight ones is either.
-
-    The first test looks at seven of the eight, which are ones from 2**127 up, rarely seen.
-    """
-    tops = floats.tobytes()[3::4]
-    return (b"\x7f" not in tops and b"\xff" not in tops) or all(map(math.isfinite, floats))
 
 
 def _blocks(floats):
@@ -1416,6 +1417,10 @@ def bpe_merge(parts, rank):
     return [part for part in parts if part is not None]
 
 
+def _as_str(text):
+    return text if isinstance(text, str) else bytes(text).decode("utf-8", "surrogateescape")
+
+
 class Finder:
     """Where each text of a long sequence stands: a dict that unfolds as it is used.
 
@@ -1484,10 +1489,6 @@ class Vocabulary:
     def byte_ids(self):
         """{"<0xF0>": token} of the tokens that stand for one byte."""
         return {self.text(token): token for token, kind in enumerate(self.types) if kind == BYTE}
-
-
-def _as_str(text):
-    return text if isinstance(text, str) else bytes(text).decode("utf-8", "surrogateescape")
 
 
 def rank_by_merges(vocabulary, merges):
@@ -1997,6 +1998,15 @@ class _TokenizerKeys:
         return Vocabulary(tokens, types)
 
 
+def _phi3_strips(vocabulary):
+    """Return {token: (left, right)}: Phi-3's special tokens swallow the space after them.
+
+    GGUF has no place for this property, so llama.cpp knows it by the model's name.
+    """
+    plain = ("<unk>", "<s>", "<|endoftext|>")
+    return {i: (False, True) for text, i in vocabulary.special.items() if text not in plain}
+
+
 def tokenizer_from_gguf(metadata, path=None):
     """Return the Tokenizer that GGUF metadata describe.
 
@@ -2036,15 +2046,6 @@ def tokenizer_from_gguf(metadata, path=None):
                      [keys.token_id(key, n_vocab) for key in ("eot_token_id", "eom_token_id")],
                      add_bos, keys.flag("add_eos_token", False),
                      _phi3_strips(vocabulary) if "phi-3" in name or "phi3" in name else None)
-
-
-def _phi3_strips(vocabulary):
-    """Return {token: (left, right)}: Phi-3's special tokens swallow the space after them.
-
-    GGUF has no place for this property, so llama.cpp knows it by the model's name.
-    """
-    plain = ("<unk>", "<s>", "<|endoftext|>")
-    return {i: (False, True) for text, i in vocabulary.special.items() if text not in plain}
 
 
 def tokenizer_from_hf(directory):
@@ -4860,8 +4861,8 @@ ENCODERS.update(avx2=X86, vnni=X86, avxvnni=X86)
 #     +-------------+-------+--------+-------+-------+
 #       operation      2                1       3
 #
-# The one idea: the table below draws every word that we use just so, as 32 characters in which a
-# 0 or 1 is meant and a run of letters is a field (a capital: a signed one).  Beside it stands the
+# The one idea: the table below draws every word that we use just so, as 32 characters in which
+# digits are meant and a run of letters is a field (a capital: a signed one).  Beside it stands the
 # text, a format string of the same letters.  From the picture comes the function that makes the
 # word; the listing goes the other way, finds the picture that a word fits and fills in the text.
 #
@@ -6912,8 +6913,8 @@ def _softcap(k, x, cap):
     return (k.const_f32x8(1.0) - k.const_f32x8(2.0) / e) * cap
 
 
-# Element by element.  A chunk is a slice of a row, so that the logits of one token, a row of
-# 262144, can be shared out among threads as well as the 512 rows of a prompt:
+# Element by element.  A chunk is a slice of a row, so that the logits of one token, a row
+# of 262144, can be shared out among threads as well as the 512 rows of a prompt:
 #
 #   chunk = row * slices + part;  elements part * slice .. of n;  slice is a multiple of 8
 
@@ -8239,7 +8240,8 @@ class Native:
     """The operation surface as a recorder of programs.
 
     Each method appends lines to self.program and returns the Buffer that they will fill.
-    kernels: (emit, parameters) -> (address, Builder)   codes: what they lie in   programs: the records, by number of rows
+    kernels: (emit, parameters) -> (address, Builder)   codes: what they lie in
+    programs: the records, by number of rows
     owned: by id, weights that lie where programs expect them   tables: see table_memory
     unchecked, checked: kernels used so far and those that agreed with chapter 4, by _check_key
     examples: for rope and attention, what their trials are made from
@@ -9771,6 +9773,43 @@ class Generation:
 #
 # Source: Williams, Waterman and Patterson (2009), "Roofline", Communications of the ACM 52.
 
+def call_cost(name, args, out):
+    """Return (operation, bytes, operations) of a call of the reference."""
+    n_out = sum(map(len, out))
+    if name == "matmul":
+        return matrix_cost(args[0].format, *args[0].shape, len(out))
+    if name == "embed":
+        return name, len(out) * args[0].row_bytes + 4 * n_out, n_out
+    if name == "attention":
+        batch, spec = args[3], args[5]
+        return attention_cost(batch, spec.window, spec.n_heads, spec.n_kv_heads, spec.head_dim)
+    n_in = sum(len(row) for x in args[:2] if isinstance(x, list) for row in x
+               if isinstance(row, array))
+    return name, 4 * (n_in + n_out), OPERATIONS_EACH.get(name, 1) * n_out
+
+
+def line_cost(batch, emit, parameters, fields, n_chunks):
+    """Return (operation, bytes, operations) of a line of a program."""
+    name = emit.__name__[len("emit_"):]
+    if name in ("matvec", "matmul", "matmul_float"):
+        return matrix_cost(parameters[0], fields["n_out"], parameters[1], fields["n_rows"])
+    if name == "attention":
+        return attention_cost(batch, fields["window"], fields["n_heads"], fields["n_kv_heads"],
+                              parameters[1])
+    if name == "kv_store":
+        n, head_dim = 2 * n_chunks * fields["n_kv_heads"], parameters[1]
+        return name, n * (4 * head_dim + kv_vector_bytes(*parameters)), n * head_dim
+    if name == "embed":
+        n = n_chunks * parameters[1]
+        return name, parameters[0].n_bytes(n) + 4 * n, n
+    n = n_chunks // fields.get("slices", 1) * (
+        fields["n_blocks"] * ACT_BLOCK if name == "quantize"
+        else fields["n_heads"] * fields["head_dim"] if name == "rope"
+        else fields["n"] * fields.get("runs", 1))
+    n_arrays = {"quantize": 1.25, "argmax": 1}.get(name, 3 if fields.get("y_row_bytes") else 2)
+    return name, int(4 * n * n_arrays), OPERATIONS_EACH.get(name, 1) * n
+
+
 class Profile:
     """The operations of another backend, each call timed.
 
@@ -9834,43 +9873,6 @@ def attention_cost(batch, window, n_heads, n_kv_heads, head_dim):
     kv_bytes = 2 * n_kv_heads * kv_vector_bytes(batch.cache.kv_type, head_dim)
     return ("attention", sum(ends.values()) * kv_bytes
             + 8 * len(batch.positions) * n_heads * head_dim, 4 * n_seen * n_heads * head_dim)
-
-
-def call_cost(name, args, out):
-    """Return (operation, bytes, operations) of a call of the reference."""
-    n_out = sum(map(len, out))
-    if name == "matmul":
-        return matrix_cost(args[0].format, *args[0].shape, len(out))
-    if name == "embed":
-        return name, len(out) * args[0].row_bytes + 4 * n_out, n_out
-    if name == "attention":
-        batch, spec = args[3], args[5]
-        return attention_cost(batch, spec.window, spec.n_heads, spec.n_kv_heads, spec.head_dim)
-    n_in = sum(len(row) for x in args[:2] if isinstance(x, list) for row in x
-               if isinstance(row, array))
-    return name, 4 * (n_in + n_out), OPERATIONS_EACH.get(name, 1) * n_out
-
-
-def line_cost(batch, emit, parameters, fields, n_chunks):
-    """Return (operation, bytes, operations) of a line of a program."""
-    name = emit.__name__[len("emit_"):]
-    if name in ("matvec", "matmul", "matmul_float"):
-        return matrix_cost(parameters[0], fields["n_out"], parameters[1], fields["n_rows"])
-    if name == "attention":
-        return attention_cost(batch, fields["window"], fields["n_heads"], fields["n_kv_heads"],
-                              parameters[1])
-    if name == "kv_store":
-        n, head_dim = 2 * n_chunks * fields["n_kv_heads"], parameters[1]
-        return name, n * (4 * head_dim + kv_vector_bytes(*parameters)), n * head_dim
-    if name == "embed":
-        n = n_chunks * parameters[1]
-        return name, parameters[0].n_bytes(n) + 4 * n, n
-    n = n_chunks // fields.get("slices", 1) * (
-        fields["n_blocks"] * ACT_BLOCK if name == "quantize"
-        else fields["n_heads"] * fields["head_dim"] if name == "rope"
-        else fields["n"] * fields.get("runs", 1))
-    n_arrays = {"quantize": 1.25, "argmax": 1}.get(name, 3 if fields.get("y_row_bytes") else 2)
-    return name, int(4 * n * n_arrays), OPERATIONS_EACH.get(name, 1) * n
 
 
 def profile(model, prompt, n):
