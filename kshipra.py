@@ -8612,7 +8612,8 @@ class Native:
         address, best_address, n_rows, n = program.output
         best, out = array("i", ctypes.string_at(best_address, 16 * n_rows)), []
         for r in range(n_rows):
-            row = Logits("f", ctypes.string_at(address + 4 * n * r, 4 * n))
+            row = Logits("f")
+            row.frombytes((ctypes.c_char * (4 * n)).from_address(address + 4 * n * r))
             row.best, not_finite = best[4 * r], best[4 * r + 2]
             if not_finite:
                 raise KshipraError(NOT_FINITE)
