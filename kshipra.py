@@ -2916,6 +2916,18 @@ class Reference:
         """Return the lowest index of the largest value of one row of logits."""
         return row.index(max(row))
 
+    def largest(self, row, k):
+        """Return the indices of the k largest values, the largest first, equal ones in order."""
+        if k == 1:
+            return [row.index(max(row))]
+        if k < len(row) // 8:
+            return heapq.nlargest(k, range(len(row)), key=row.__getitem__)
+        return sorted(range(len(row)), key=row.__getitem__, reverse=True)[:k]
+
+    def exp_sum(self, row, top):
+        """Return the lane sum of exp(value - top)."""
+        return lane_sum(exp([v - top for v in row]))
+
 
 # ---------------------------------------------------------------------------------------
 # 5. Machine code
@@ -7741,6 +7753,18 @@ def emit_argmax(k):
     k.store_i64(out, k.extract_i32(k.hsum_i32(wild), 0) >> 63 & 1, 8)
 
 
+def emit_exp_sum(k):
+    """Emit lane_sum(exp(x - top)).  A chunk is one row.
+
+    x: f32 (R, n)   top: f32 (R,), taken off first   -> out: f32 (R,)
+    """
+    field = Fields(k, "x", "x_row_bytes", "n", "top", "out")
+    x, place = field.row("x", k.chunk), k.chunk << 2
+    top = k.broadcast_f32x8(field("top") + place)
+    total = _lane_sum(k, x, field("n"), lambda v: emit_exp(k, v - top))
+    k.store_f32(field("out") + place, total)
+
+
 def emit_compact(k):
     """Emit the list of the elements of a row that are >= its threshold.  A chunk is one row.
 
@@ -7901,6 +7925,11 @@ class Memory:
         self.n_bytes = max(n_bytes, mmap.PAGESIZE)
         self._map = mmap.mmap(-1, self.n_bytes)
         self.address = ctypes.addressof((ctypes.c_char * 0).from_buffer(self._map))
+
+    def view(self, address, n_bytes):
+        """Return n_bytes from an address in it, as a memoryview."""
+        start = address - self.address
+        return memoryview(self._map)[start:start + n_bytes]
 
 
 class Team:
@@ -8518,6 +8547,8 @@ class Native:
         program.output = result.address, best.address, n_wanted, result.n
         program.cache = batch.cache     # keeps the id in the key its own
         self.program = None
+        if not self.checked:
+            self.check_rows()
         for key in set(self.unchecked) - self.checked:
             self.check(*self.unchecked[key])
             self.checked.add(key)
@@ -8587,33 +8618,57 @@ class Native:
             self.tables[id(table)] = table, Memory(n_bytes), Memory(n_bytes), [0]
         return self.tables[id(table)][1:3]
 
-    def largest(self, logits, k):
-        """As `largest` of chapter 8, for a long row: only what reaches a threshold is sorted."""
-        n = len(logits)
-        if k >= n // 8 or n < 4096 or not isinstance(logits, Logits):
-            return largest(logits, k)
-        top, depth, count = logits[logits.best], 2.0, array("q", (0,))
-        address, builder = self.kernel(emit_compact)
-        while True:
-            threshold, values, indices = array("f", (top - depth,)), Memory(4 * n), Memory(4 * n)
-            args = builder.args_array(
-                x=logits.buffer_info()[0], x_row_bytes=0, n=n, capacity=n,
-                threshold=threshold.buffer_info()[0], values=values.address,
-                indices=indices.address, counts=count.buffer_info()[0])
-            KERNEL_FUNCTION(address)(args.buffer_info()[0], 0, 0)
-            if count[0] >= k:
-                found = zip(array("f", ctypes.string_at(values.address, 4 * count[0])),
-                            array("i", ctypes.string_at(indices.address, 4 * count[0])))
-                return [i for _, i in sorted(found, key=lambda c: (-c[0], c[1]))[:k]]
+    # What a sampler asks about one row of logits, outside of any program
+
+    def on_row(self, emit, row, **fields):
+        """Run a kernel on one row, an array('f')."""
+        address, builder = self.kernel(emit)
+        args = builder.args_array(x=row.buffer_info()[0], x_row_bytes=0, n=len(row), **fields)
+        KERNEL_FUNCTION(address)(args.buffer_info()[0], 0, 0)
+
+    def largest(self, row, k):
+        """As Reference.largest; of a long row only what reaches a threshold is sorted."""
+        if k > len(row) // 8 or len(row) < 4096:
+            return Reference.largest(self, row, k)
+        return self.compact_largest(row, k)
+
+    def compact_largest(self, row, k):
+        found, n = array("i", (0, 0, 0, 0)), len(row)
+        self.on_row(emit_argmax, row, out=found.buffer_info()[0])
+        top, depth, count = row[found[0]], 2.0, array("q", (0,))
+        values, indices = Memory(4 * n), Memory(4 * n)
+        while count[0] < k:
             depth *= 2
+            threshold = array("f", (top - depth,))
+            self.on_row(emit_compact, row, capacity=n, threshold=threshold.buffer_info()[0],
+                        values=values.address, indices=indices.address,
+                        counts=count.buffer_info()[0])
+        pairs = zip(array("f", ctypes.string_at(values.address, 4 * count[0])),
+                    array("i", ctypes.string_at(indices.address, 4 * count[0])))
+        return [i for _, i in sorted(pairs, key=lambda pair: (-pair[0], pair[1]))[:k]]
+
+    def exp_sum(self, row, top):
+        """As Reference.exp_sum."""
+        top, out = array("f", (top,)), array("f", (0.0,))
+        self.on_row(emit_exp_sum, row, top=top.buffer_info()[0], out=out.buffer_info()[0])
+        return out[0]
+
+    def check_rows(self):
+        """Compare the kernels for one row with the reference.  Raises NativeFault."""
+        rng, plain = random.Random(3), Reference()
+        row = array("f", [rng.uniform(-9, 9) for _ in range(77)])
+        if self.compact_largest(row, 20) != plain.largest(row, 20) or \
+                self.exp_sum(row, row[0]) != plain.exp_sum(row, row[0]):
+            raise NativeFault(f"the {self.isa} code for sampling does not compute on this machine "
+                              "what it should")
 
     def logits(self, program):
         """Return a copy of the logits that a program left, a row each."""
         address, best_address, n_rows, n = program.output
         best, out = array("i", ctypes.string_at(best_address, 16 * n_rows)), []
         for r in range(n_rows):
-            row = Logits("f")
-            row.frombytes((ctypes.c_char * (4 * n)).from_address(address + 4 * n * r))
+            row = Logits("f")           # and not made from bytes, which are read one by one
+            row.frombytes(program.arena.view(address + 4 * n * r, 4 * n))
             row.best, not_finite = best[4 * r], best[4 * r + 2]
             if not_finite:
                 raise KshipraError(NOT_FINITE)
@@ -9515,6 +9570,7 @@ class Engine:
 # The filters take and return candidates: pairs (logit, token), the largest logit first.
 
 PENALTY_WINDOW = 64                     # the penalty looks at so many of the last tokens
+FIRST_TRY = 64                          # candidates looked at first, where all are candidates
 
 
 def penalize(logits, tokens, penalty):
@@ -9529,13 +9585,17 @@ def penalize(logits, tokens, penalty):
     return out
 
 
-def keep_top_p(candidates, p):
-    """Return the fewest first candidates whose probabilities reach p, at least one."""
+def keep_top_p(candidates, p, total):
+    """Return the fewest first candidates whose weights reach p * total, at least one.
+
+    candidates: (logit, token), best first; the weight of one is exp(logit - best logit)
+    total: the weights of all that the filters before this one left
+    """
     if p >= 1:
         return candidates
     weights = exp([logit - candidates[0][0] for logit, _ in candidates])
     reached = list(itertools.accumulate(weights))
-    return candidates[:bisect.bisect_left(reached, p * reached[-1]) + 1]
+    return candidates[:bisect.bisect_left(reached, p * total) + 1]
 
 
 def keep_min_p(candidates, p):
@@ -9546,24 +9606,17 @@ def keep_min_p(candidates, p):
     return [c for c, weight in zip(candidates, weights) if weight >= p] or candidates[:1]
 
 
-def largest(logits, k):
-    """Return the indices of the k largest logits, the largest first, equal ones in order."""
-    if k < len(logits) // 8:
-        return heapq.nlargest(k, range(len(logits)), key=logits.__getitem__)
-    return sorted(range(len(logits)), key=logits.__getitem__, reverse=True)[:k]
-
-
 class Sampler:
     """Chooses tokens; owns its random numbers, so requests do not disturb each other.
 
     temperature: 0 for greedy   top_k: 0 for all   top_p: 1 for all   min_p: 0 for all
     repeat_penalty: 1 for none   seed: a whole number from 0 up, None for a new one each time
-    largest: what finds the largest logits; a backend may have something quicker
+    ops: the backend that looks through long rows of logits
     Raises KshipraError for a value outside its range.
     """
 
     def __init__(self, temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, repeat_penalty=1.0,
-                 seed=None, largest=largest):
+                 seed=None, ops=Reference()):
         for name, value, low, high in (
                 ("temperature", temperature, 0, math.inf), ("top_k", top_k, 0, math.inf),
                 ("top_p", top_p, 0, 1), ("min_p", min_p, 0, 1),
@@ -9580,7 +9633,7 @@ class Sampler:
             seed = operator.index(seed)
         self.temperature, self.top_k, self.top_p = temperature, int(top_k), top_p
         self.min_p, self.repeat_penalty = min_p, repeat_penalty
-        self.random, self.largest = random.Random(seed), largest
+        self.random, self.ops = random.Random(seed), ops
 
     def __call__(self, logits, past, n_vocab=None):
         """Return the next token.
@@ -9597,7 +9650,7 @@ class Sampler:
         if self.repeat_penalty != 1:
             logits = penalize(logits, past[-PENALTY_WINDOW:], self.repeat_penalty)
         if self.temperature == 0:
-            return logits.index(max(logits))
+            return self.ops.largest(logits, 1)[0]
         candidates = self.candidates(logits)
         top = candidates[0][0]
         weights = exp([max(-1e30, (logit - top) / self.temperature) for logit, _ in candidates])
@@ -9606,10 +9659,24 @@ class Sampler:
         return candidates[min(at, len(candidates) - 1)][1]
 
     def candidates(self, logits):
-        """Return the (logit, token) pairs that the filters leave, best first."""
-        order = self.largest(logits, self.top_k or len(logits))
-        candidates = [(logits[t], t) for t in order]
-        return keep_min_p(keep_top_p(candidates, self.top_p), self.min_p)
+        """Return the (logit, token) pairs that the filters leave, best first.
+
+        Without top-k every token is a candidate, but the later filters mostly leave few; so
+        the best are tried first, and more of them as long as nothing of them is cut off.
+        """
+        n = self.top_k or FIRST_TRY
+        total = None
+        while True:
+            found = [(logits[t], t) for t in self.ops.largest(logits, n)]
+            if total is None:
+                # Added by token, so that the sum does not depend on how many are tried.
+                left = array("f", [logits[t] for t in sorted(t for _, t in found)]) \
+                    if self.top_k else logits
+                total = self.ops.exp_sum(left, found[0][0]) if self.top_p < 1 else 0.0
+            kept = keep_min_p(keep_top_p(found, self.top_p, total), self.min_p)
+            if self.top_k or len(kept) < n or n >= len(logits):
+                return kept
+            n *= 8
 
 
 # ---------------------------------------------------------------------------------------
@@ -10191,8 +10258,7 @@ class Model(Engine):
                                f"{', '.join(STRATEGIES)}")
         # The last token needs no place in the cache.
         limit = self.check_limit(max_tokens, self.ctx_size - len(ids) + 1)
-        find = getattr(self.ops, "largest", largest)
-        sampler, n_vocab = Sampler(largest=find, **sampling), self.tokenizer.n_vocab
+        sampler, n_vocab = Sampler(ops=self.ops, **sampling), self.tokenizer.n_vocab
 
         def choose(logits, past):
             return sampler(logits, past, n_vocab)
@@ -10363,7 +10429,7 @@ def listed_kernels():
         kernels["embed_" + name] = emit_embed, fmt, max(fmt.block_len, 64)
     for emit in (emit_quantize, emit_add, emit_mul, emit_scale, emit_silu, emit_gelu,
                  emit_silu_mul, emit_gelu_mul, emit_softcap, emit_rms_norm, emit_layer_norm,
-                 emit_rows, emit_argmax, emit_compact, emit_run):
+                 emit_rows, emit_argmax, emit_exp_sum, emit_compact, emit_sequence, emit_run):
         kernels[emit.__name__[5:]] = (emit,)
     for pairing in ("interleaved", "half"):
         kernels["rope_" + pairing] = emit_rope, pairing

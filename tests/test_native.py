@@ -179,6 +179,17 @@ def test_a_wrong_kernel_is_found_and_the_reference_goes_on(monkeypatch, capsys, 
     assert message.count("\n") == 1 and "add" in message and "plain Python" in message
 
 
+@settings(max_examples=20, deadline=None)
+@given(n=st.sampled_from([1, 7, 8, 9, 100, 4095, 4096, 5001]), k=st.integers(1, 300),
+       seed=st.integers(0, 99), ties=st.booleans())
+def test_long_rows_are_searched_as_the_reference_does(n, k, seed, ties):
+    rng = random.Random(seed)
+    row = array("f", [rng.randrange(-20, 20) if ties else rng.gauss(0, 5) for _ in range(n)])
+    native, plain = native_shared().ops, kshipra.Reference()
+    assert native.largest(row, k) == plain.largest(row, k)
+    assert native.exp_sum(row, max(row)) == plain.exp_sum(row, max(row))
+
+
 def test_what_does_not_fit_the_scratch_memory_is_not_run_natively():
     """A file may say that a row holds a million weights; the scratch of a thread has a size."""
     native = kshipra.Native(kshipra.choose_isa(os.environ)[0], 1)
