@@ -8464,8 +8464,10 @@ class Native:
                   spec.head_dim, by_row=True, k=k.address, k_row_bytes=k.row_bytes, v=v.address,
                   v_row_bytes=v.row_bytes, **common)
         group = spec.n_heads // spec.n_kv_heads
-        heads = max(h for h in (1, 2, 3, 4) if group % h == 0)
-        rows = 1 if q.n_rows < ATTENTION_ROWS else ATTENTION_ROWS
+        heads = max(h for h in range(1, 9) if group % h == 0)
+        rows = 1 if q.n_rows < ATTENTION_ROWS else min(ATTENTION_ROWS, ATTENTION_PAIRS // heads)
+        while heads % 2 == 0 and -(-q.n_rows // rows) * spec.n_heads < heads * self.n_threads:
+            heads //= 2                 # rather more units than a thread without one
         assert rows * heads <= ATTENTION_PAIRS, "what a unit of attention keeps"
         if AttentionScratch(spec.head_dim).n_bytes > SCRATCH_BYTES:
             raise NativeFault(f"heads of {spec.head_dim} are too wide for its scratch memory")
