@@ -2321,6 +2321,13 @@ def _model_from_sentencepiece(path):
                          types.index(UNKNOWN) if UNKNOWN in types else None)
 
 
+def tokenizer_of(checkpoint):
+    """Return the Tokenizer that a checkpoint carries."""
+    if isinstance(checkpoint, GGUF):
+        return tokenizer_from_gguf(checkpoint.metadata, checkpoint.path)
+    return tokenizer_from_hf(checkpoint.path)
+
+
 def load_tokenizer(path):
     """Return the Tokenizer of a GGUF file, a vocabulary-only one too, or of an HF directory,
     which a safetensors file in it may stand for."""
@@ -2329,7 +2336,7 @@ def load_tokenizer(path):
         path = os.path.dirname(path) or "."
     if os.path.isdir(path):
         return tokenizer_from_hf(path)
-    return tokenizer_from_gguf(GGUF(path).metadata, path)
+    return tokenizer_of(GGUF(path))
 
 
 # ---------------------------------------------------------------------------------------
@@ -10283,13 +10290,6 @@ def open_checkpoint(path):
         raise KshipraError("is not among the files of the model in its directory; give the "
                            "directory", path)
     return checkpoint
-
-
-def tokenizer_of(checkpoint):
-    """Return the Tokenizer that a checkpoint carries."""
-    if isinstance(checkpoint, GGUF):
-        return tokenizer_from_gguf(checkpoint.metadata, checkpoint.path)
-    return tokenizer_from_hf(checkpoint.path)
 
 
 def choose_backend(device, threads, weight_bytes):
