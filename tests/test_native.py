@@ -1,5 +1,6 @@
 """Section 5.7: recorded programs and threads give the bits of the reference, whatever the road."""
 import gc
+import itertools
 import json
 import os
 import random
@@ -100,6 +101,32 @@ def test_rows_of_many_sequences_mix_freely(n, seed):
     for seq in seqs:
         seq.truncate(0)
     assert together == alone
+
+
+@pytest.mark.parametrize("drafter", ["right", "wrong", "random"])
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_p28_verifying_drafts_is_lossless(drafter, k):
+    """k drafted tokens checked in one step of k + 1 rows leave the tokens of plain greedy."""
+    e, prompt, n, rng = native_shared(), [1, 1, 1], 40, random.Random(k)
+    seq, tokens = kshipra.Sequence(e.cache), list(prompt)
+    greedy = list(itertools.islice(
+        kshipra.cached(e, prompt, lambda row, past: row.best, seq), n))
+    seq.truncate(0)
+    tokens.append(kshipra.prefill(e, seq, tokens).best)
+    while len(tokens) < len(prompt) + n:
+        at = len(tokens) - len(prompt)
+        draft = {"right": greedy[at:at + k], "wrong": [(t + 1) % 512 for t in greedy[at:at + k]],
+                 "random": [rng.randrange(512) for _ in range(k)]}[drafter]
+        start = len(tokens) - 1
+        best = [row.best for row in e.step(
+            [(t, start + i, seq) for i, t in enumerate([tokens[-1]] + draft)])]
+        taken = 0
+        while taken < len(draft) and draft[taken] == best[taken]:
+            taken += 1
+        tokens += best[:taken + 1]
+        seq.truncate(start + taken + 1)
+    seq.truncate(0)
+    assert tokens[len(prompt):][:n] == greedy
 
 
 def test_wanted_rows_only():
