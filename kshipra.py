@@ -7938,6 +7938,11 @@ class Memory:
         start = address - self.address
         return memoryview(self._map)[start:start + n_bytes]
 
+    def write(self, off, data):
+        """Copy an array or bytes to `off` bytes from its start.   Raises ValueError beyond it."""
+        data = memoryview(data).cast("B")
+        self._map[off:off + len(data)] = data
+
 
 class Team:
     """The threads that run programs: the caller's and n_threads - 1 workers.
@@ -8244,6 +8249,9 @@ def _trial(emit, parameters):
     }.get(emit)
 
 
+TRIAL_POSITIONS = 4                     # of a rope's table, whatever the model's context
+
+
 def _rope_trial(table):
     """Return (function, inputs) that turns two heads of rows at positions 0, 1 and 3."""
     dim = table.n_rot + 1
@@ -8288,7 +8296,7 @@ class Native:
 
     def __init__(self, isa, n_threads):
         self.isa, self.n_threads, self.codes = isa, n_threads, []
-        self.kernels, self.owned, self.tables = {}, {}, {}
+        self.program, self.kernels, self.owned, self.tables = None, {}, {}, {}
         self.unchecked, self.checked, self.examples = {}, set(), {}
         self.arena, self.inputs, self.n_inputs, self.programs = Memory(0), None, 0, {}
         self.team = Team(KERNEL_FUNCTION(self.kernel(emit_run)[0]), n_threads)
@@ -8580,19 +8588,24 @@ class Native:
 
     def compute(self, operation, inputs):
         """Return the rows, as bytes, of operation(self, *inputs), recorded and run by itself."""
-        recording, self.program = self.program, Program(Memory(1 << 22))
+        recording, arena = self.program, Memory(1 << 22)
         try:
-            places = []
-            for x in inputs:
-                is_rows = isinstance(x[0], array)
-                data = b"".join(row.tobytes() for row in (x if is_rows else [array("i", x)]))
-                place = self.buffer(len(x), len(x[0]) if is_rows else 1)
-                ctypes.memmove(place.address, data, len(data))
-                places.append(place if is_rows else Index(place.address, len(x)))
-            out = self.done(operation(self, *places))
-            self.program.finish(1, 0)
-            self.fill_tables(max([0] + [max(x) for x in inputs if not isinstance(x[0], array)]))
-            self.team.run(self.program)
+            while True:
+                self.program = program = Program(arena)
+                places = [self.buffer(len(x), len(x[0]) if isinstance(x[0], array) else 1)
+                          for x in inputs]
+                out = self.done(operation(self, *(
+                    place if isinstance(x[0], array) else Index(place.address, len(x))
+                    for place, x in zip(places, inputs))))
+                if program.peak_bytes <= arena.n_bytes:
+                    break
+                arena = Memory(program.peak_bytes)
+            program.finish(1, 0)
+            for place, x in zip(places, inputs):
+                rows = x if isinstance(x[0], array) else [array("i", x)]
+                arena.write(place.address - arena.address, b"".join(map(bytes, rows)))
+            self.fill_tables(TRIAL_POSITIONS - 1)
+            self.team.run(program)
             return [ctypes.string_at(out.address + r * out.row_bytes, out.row_bytes)
                     for r in range(out.n_rows)]
         finally:
@@ -8600,13 +8613,10 @@ class Native:
 
     def fill(self, batch):
         """Write what a batch holds to where the programs look for it."""
-        at = self.inputs.address
         for off, kind, values in (
                 (0, "q", [seq.table.buffer_info()[0] for seq in batch.sequences]),
                 (8, "i", batch.tokens), (12, "i", batch.positions), (16, "i", batch.wanted)):
-            data = array(kind, values)
-            ctypes.memmove(at + off * self.n_inputs, data.buffer_info()[0],
-                           len(data) * data.itemsize)
+            self.inputs.write(off * self.n_inputs, array(kind, values))
         self.fill_tables(max(batch.positions))
 
     def fill_tables(self, last):
@@ -8614,16 +8624,15 @@ class Native:
         for table, cos, sin, filled in self.tables.values():
             if last >= filled[0]:
                 table.rows(last)
-                done = 4 * len(table.freqs) * filled[0]
+                done = len(table.freqs) * filled[0]
                 for memory, values in ((cos, table.cos), (sin, table.sin)):
-                    ctypes.memmove(memory.address + done, values.buffer_info()[0] + done,
-                                   4 * len(values) - done)
+                    memory.write(4 * done, memoryview(values)[done:])
                 filled[0] = len(table.cos) // len(table.freqs)
 
     def table_memory(self, table):
         """Return the Memory of a RopeTable's cosines and of its sines, at fixed addresses."""
         if id(table) not in self.tables:
-            n_bytes = 4 * max(self.n_positions, 8) * len(table.freqs)   # a trial wants some
+            n_bytes = 4 * max(self.n_positions, TRIAL_POSITIONS) * len(table.freqs)
             self.tables[id(table)] = table, Memory(n_bytes), Memory(n_bytes), [0]
         return self.tables[id(table)][1:3]
 

@@ -230,6 +230,32 @@ def test_what_does_not_fit_the_scratch_memory_is_not_run_natively():
             native.chunk_rows(wide, 32)
 
 
+@pytest.mark.parametrize("ctx_size", [2, 16, 53])
+def test_a_context_shorter_than_the_trials_is_no_danger(tmp_path, ctx_size):
+    """The trial of attention is at positions 61 to 65; no table of this model has room for them."""
+    path = tiny.write(tmp_path / "m.gguf", head_dim=256)
+    ids = [3] * ctx_size
+    got = run(engine(kshipra.open_checkpoint(path), ctx_size=ctx_size), ids)
+    assert got == run(reference(kshipra.open_checkpoint(path), ctx_size=ctx_size), ids)
+
+
+def test_memory_is_not_written_beyond_its_end():
+    memory = kshipra.Memory(4096)
+    memory.write(4092, array("i", [7]))
+    assert bytes(memory.view(memory.address + 4092, 4)) == array("i", [7]).tobytes()
+    for off in (4093, 4096, 5000):
+        with pytest.raises((IndexError, ValueError)):
+            memory.write(off, bytes(4))
+
+
+def test_a_trial_larger_than_its_memory_gets_more():
+    """Nine rows of 160,000 numbers are 5.8 MB."""
+    native = kshipra.Native(kshipra.choose_isa(os.environ)[0], 1)
+    x = [array("f", range(160_000)) for _ in range(9)]
+    got = native.compute(lambda ops, x: ops.mul(x, 0.5), [x])
+    assert got == [row.tobytes() for row in kshipra.Reference().mul(x, 0.5)]
+
+
 def test_threads_end_with_their_model():
     before = threading.active_count()
     for _ in range(3):
