@@ -750,10 +750,13 @@ class Strings:
     def __len__(self):
         return len(self._ends) - 1
 
+    def joined(self) -> bytes:
+        """Return all strings in one piece; before each stand 8 bytes, the last of them zero."""
+        return bytes(self._view[self._ends[0]:self._ends[-1]])
+
     def raw(self) -> list:
         """Return every string as bytes."""
-        first = self._ends[0]
-        copy = bytes(self._view[first:self._ends[-1]])
+        first, copy = self._ends[0], self.joined()
         return [copy[start - first + 8:end - first]
                 for start, end in zip(self._ends, self._ends[1:])]
 
@@ -1427,20 +1430,22 @@ class Finder:
     texts: sequence of str or UTF-8 bytes   keep(i): whether place i may be found
     A dict of 262144 texts takes 40 MB, of which a prompt looks at some hundreds.  Here every
     text is first only sorted, by its hash, into a bucket of numbers; a bucket becomes a dict
-    when a text is looked up that could be in it.  Of equal texts the first counts.
+    when a text is looked up that could be in it.  Of equal texts the first counts.  Strings are
+    hashed as the bytes that they are in the file, for decoding all would take longest.
     """
 
     def __init__(self, texts, keep=None):
         self.texts, self.keep = texts, keep
-        self.mask = (1 << max(1, len(texts) // 64).bit_length()) - 1
-        homes = array("I", [hash(_as_str(text)) & self.mask for text in texts])
-        self.buckets = [array("I") for _ in range(self.mask + 1)]
-        for i, home in enumerate(homes):
-            self.buckets[home].append(i)
+        mask = self.mask = (1 << max(1, len(texts) // 64).bit_length()) - 1
+        buckets = self.buckets = [array("I") for _ in range(mask + 1)]
+        keys = texts.raw() if isinstance(texts, Strings) else map(_as_str, texts)
+        for i, number in enumerate(map(hash, keys)):
+            buckets[number & mask].append(i)
 
     def get(self, text):
-        """Return the place of text, or None."""
-        home = hash(text) & self.mask
+        """Return the place of text, a str, or None."""
+        in_file = isinstance(self.texts, Strings)
+        home = hash(text.encode("utf-8", "surrogateescape") if in_file else text) & self.mask
         bucket = self.buckets[home]
         if not isinstance(bucket, dict):
             bucket = {_as_str(self.texts[i]): i for i in reversed(bucket)
@@ -1734,9 +1739,13 @@ class SentencePiece:
     def cuts(self):
         """Where no merge can reach across: before a space, unless after a character that some
         token has before a space.  So words can be merged, and remembered, one by one."""
-        tokens = "\0".join(map(_as_str, self.vocabulary.texts))
-        inside = "".join(sorted(set(re.findall(f"(?s)(.){SPACE}", tokens)) | {SPACE}))
-        return re.compile(f"(?<![{re.escape(inside)}])(?={SPACE})")
+        texts = self.vocabulary.texts
+        if isinstance(texts, Strings):      # as bytes, of which a character has at most four
+            before = {part[-4:] for part in texts.joined().split(SPACE.encode())[:-1]}
+        else:
+            before = {part[-1:] for part in "\0".join(map(_as_str, texts)).split(SPACE)[:-1]}
+        inside = {_as_str(part)[-1:] for part in before} | {SPACE}
+        return re.compile(f"(?<![{re.escape(''.join(sorted(inside)))}])(?={SPACE})")
 
     def words(self, text, first):
         if self.normal_form:
@@ -3321,7 +3330,8 @@ _OP_ROWS = [
     ("store_release", "=iid",  None, _store_int(8)),
     ("fetch_add",     "I=iid", None, _fetch_add),           # returns what was there before
     ("pause",         "=",     None, lambda: None),
-    ("prefetch",      "=id",   None, lambda base, disp: None),
+    ("prefetch",      "=id",   None, lambda base, disp: None),      # to the first-level cache
+    ("prefetch_l2",   "=id",   None, lambda base, disp: None),      # to the second
     # any vector: 32 bytes as they are
     ("const",       "V=n",   None, lambda data: data),
     ("vmov",        "V=v",   None, lambda a: a),
@@ -4091,6 +4101,7 @@ _REX_ROWS = {
     "mov.mq":  (1, b"\x89", "<mq"),      "mov.mr":  (0, b"\x89", "<mr"),
     "mov.mb":  (0, b"\x88", "<mb"),      "lock xadd": (1, b"\x0f\xc1", "<mq"),
     "div":     (1, b"\xf7", "6m"),       "prefetcht0": (0, b"\x0f\x18", "1m"),
+    "prefetcht1": (0, b"\x0f\x18", "2m"),
     "add.8":   (1, b"\x83", "0q"),       "add.32":  (1, b"\x81", "0q"),
     "or.8":    (1, b"\x83", "1q"),       "or.32":   (1, b"\x81", "1q"),
     "and.8":   (1, b"\x83", "4q"),       "and.32":  (1, b"\x81", "4q"),
@@ -4777,6 +4788,7 @@ def _x86_rows(isa):
         "fetch_add": plain(_fetch_add_row),
         "pause": plain(lambda asm: asm.raw("pause", b"\xf3\x90")),
         "prefetch": plain(lambda asm, base, disp: asm.rm("prefetcht0", 1, base, disp)),
+        "prefetch_l2": plain(lambda asm, base, disp: asm.rm("prefetcht1", 2, base, disp)),
         "call": plain(_call),
         "else": plain(_else), "endif": plain(_endif),
 
@@ -5000,7 +5012,8 @@ _A64_ROWS = [
     ("ldp.x",    "1010100101 IIIIIII mmmmm 11111 ddddd", "ldp x{d}, x{m}, [sp, #{I*8}]"),
     ("stp.d",    "0110110100 IIIIIII mmmmm 11111 ddddd", "stp d{d}, d{m}, [sp, #{I*8}]"),
     ("ldp.d",    "0110110101 IIIIIII mmmmm 11111 ddddd", "ldp d{d}, d{m}, [sp, #{I*8}]"),
-    ("prfm",     "1111100110 iiiiiiiiiiii nnnnn 00000", "prfm pldl1keep, [x{n}, #{i*8}]"),
+    ("prfm.l1",  "1111100110 iiiiiiiiiiii nnnnn 00000", "prfm pldl1keep, [x{n}, #{i*8}]"),
+    ("prfm.l2",  "1111100110 iiiiiiiiiiii nnnnn 00010", "prfm pldl2keep, [x{n}, #{i*8}]"),
     ("ldar",     "11001000110 11111 1 11111 nnnnn ddddd", "ldar x{d}, [x{n}]"),
     ("stlr",     "11001000100 11111 1 11111 nnnnn ddddd", "stlr x{d}, [x{n}]"),
     ("ldaxr",    "11001000010 11111 1 11111 nnnnn ddddd", "ldaxr x{d}, [x{n}]"),
@@ -5446,12 +5459,14 @@ def _a64_fetch_add(asm, d, base, x, disp):
                  _W["cbnz"](15, -3), _W["sub.x"](d, 17, x))
 
 
-def _a64_prefetch(asm, base, disp):
-    disp &= ~7                                          # in the same line
-    if 0 <= disp < 32768:
-        asm.code.append(_W["prfm"](base, disp >> 3))
-    else:
-        asm.code += (*_sum_words(16, base, disp), _W["prfm"](16, 0))
+def _a64_prefetch(word):
+    def prefetch(asm, base, disp):
+        disp &= ~7                                      # in the same line
+        if 0 <= disp < 32768:
+            asm.code.append(_W[word](base, disp >> 3))
+        else:
+            asm.code += (*_sum_words(16, base, disp), _W[word](16, 0))
+    return prefetch
 
 
 def _a64_const(asm, d, data):
@@ -5623,7 +5638,8 @@ def _arm64_rows(has_dot):
         "ixor_imm": _a64_logic_imm("eor"),
         **{name + "_imm": _a64_through_x16(rows[name][0]) for name in ("mul", "min", "max")},
         "load_acquire": _a64_load_acquire, "store_release": _a64_store_release,
-        "fetch_add": _a64_fetch_add, "prefetch": _a64_prefetch,
+        "fetch_add": _a64_fetch_add, "prefetch": _a64_prefetch("prfm.l1"),
+        "prefetch_l2": _a64_prefetch("prfm.l2"),
         "const": _a64_const, "vmov": _a64_vmov, "halves": _a64_halves, "select": _a64_select,
         "load_high": _a64_load_high, "load_f32_n": _a64_load_n, "load_i32_n": _a64_load_n,
         "store_f32_n": _a64_store_n, "store_i32_n": _a64_store_n,
@@ -6428,15 +6444,16 @@ class Ahead:
     but not where eight rows are; without this, weights come in at a third of the speed.  What
     is fetched is the next eight rows: end to end, which memory likes best, or, where two
     groups of rows would crowd the first-level cache, all eight side by side, so that a line
-    comes in as one goes out of use.  The fetches are spread over the codes, since all at once
-    would only fill the queue of reads.
+    comes in as one goes out of use.  In the first case the rows after those are called up as
+    well, as far as the second-level cache, which can wait for more lines at a time.  The fetches
+    are spread over the codes, since all at once would only fill the queue of reads.
     """
 
     def __init__(self, k, format, steps, row_bytes, base):
         self.k, self.format = k, format
         per_row = format.block_bytes * stretch_of(format) // format.block_len
-        self.at = base + 8 * row_bytes
-        if 8 * row_bytes <= NEAR_BYTES:
+        self.at, self.near = base + 8 * row_bytes, 8 * row_bytes <= NEAR_BYTES
+        if self.near:
             self.step, self.lines = 8 * per_row, range(0, 8 * per_row, 64)
         else:
             self.step = per_row
@@ -6449,6 +6466,8 @@ class Ahead:
         share = len(self.lines) * self.n_codes / stretch_of(self.format)
         while self.n_fetched < share:
             self.k.prefetch(self.at, self.lines[self.n_fetched])
+            if self.near:
+                self.k.prefetch_l2(self.at, self.lines[self.n_fetched] + FAR_BYTES)
             self.n_fetched += 1
 
     def finish(self):
@@ -6458,6 +6477,7 @@ class Ahead:
 
 
 NEAR_BYTES = 15 << 10                   # of 32 KB
+FAR_BYTES = 8 << 10
 
 
 def is_int8(format):
@@ -8179,6 +8199,7 @@ PANEL_ROWS = 32                         # weight rows of a chunk where many acti
 SLICE = 8192                            # elements of a chunk of an element-wise operation
 ATTENTION_ROWS = 16                     # neighbouring rows that share the loading of keys
 SCRATCH_BYTES = 8 << 20                 # of each thread; committed as it is written
+ARENA_BYTES = 16 << 20                  # likewise, so that few recordings are made twice
 KEPT_PROGRAMS = 8                       # the oldest goes first
 FULL_U8 = ("vnni", "avxvnni")           # where dot4_us takes all unsigned bytes, see emit_matmul
 
@@ -8289,7 +8310,7 @@ class Native:
     owned: by id, weights that lie where programs expect them   tables: see table_memory
     unchecked, checked: kernels used so far and those that agreed with chapter 4, by _check_key
     examples: for rope and attention, what their trials are made from
-    arena: Memory for the Buffers   inputs: for tokens, positions and the like of n_inputs rows
+    arena: Memory for the Buffers   peak_bytes: used of it, at most   inputs: for tokens, positions and the like of n_inputs rows
     """
 
     name, prefill_rows = "native", 192      # a multiple of the six rows that a tile holds
@@ -8298,7 +8319,8 @@ class Native:
         self.isa, self.n_threads, self.codes = isa, n_threads, []
         self.program, self.kernels, self.owned, self.tables = None, {}, {}, {}
         self.unchecked, self.checked, self.examples = {}, set(), {}
-        self.arena, self.inputs, self.n_inputs, self.programs = Memory(0), None, 0, {}
+        self.arena, self.peak_bytes = Memory(ARENA_BYTES), 0
+        self.inputs, self.n_inputs, self.programs = None, 0, {}
         self.team = Team(KERNEL_FUNCTION(self.kernel(emit_run)[0]), n_threads)
 
     def kernel(self, emit, *parameters):
@@ -8560,6 +8582,7 @@ class Native:
             self.programs.clear()       # they hold addresses in the arena that now goes
             self.arena = Memory(program.peak_bytes)
             del result, best, program
+        self.peak_bytes = max(self.peak_bytes, program.peak_bytes)
         program.finish(self.n_threads, system_yield(), self.kernel(emit_sequence)[0])
         program.output = result.address, best.address, n_wanted, result.n
         program.cache = batch.cache     # keeps the id in the key its own
@@ -8588,7 +8611,7 @@ class Native:
 
     def compute(self, operation, inputs):
         """Return the rows, as bytes, of operation(self, *inputs), recorded and run by itself."""
-        recording, arena = self.program, Memory(1 << 22)
+        recording, arena = self.program, Memory(ARENA_BYTES)
         try:
             while True:
                 self.program = program = Program(arena)
@@ -10163,13 +10186,13 @@ def ledger(model, n_rows, n_positions):
     activations: of the widest step, the logits included
     scores: a chunk of each head, merged before the next; a matrix would be n_heads * S * S
     """
-    hp, arena = model.hparams, getattr(model.ops, "arena", None)
+    hp = model.hparams
     rows_bytes = activation_bytes(hp, min(n_rows, model.prefill_rows), hp.n_vocab)
     return {
         "weights": sum(t.n_bytes for t in model.checkpoint.tensors.values()),
         "unpacked": getattr(model.ops, "prepared_bytes", 0),
         "KV": model.cache.page_bytes * n_positions // model.cache.page_size,
-        "activations": arena.n_bytes if arena else rows_bytes,
+        "activations": getattr(model.ops, "peak_bytes", 0) or rows_bytes,
         "scores": 4 * CHUNK * hp.n_heads,
     }
 
