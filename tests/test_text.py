@@ -2,12 +2,14 @@
 
 Names P10 to P18 are those of the list of faults that other engines had and this one must not.
 """
+import itertools
 import json
 import lzma
 import shutil
 import struct
 import time
 import unicodedata
+from array import array
 
 import pytest
 from hypothesis import given, settings
@@ -121,6 +123,39 @@ def test_a_finder_equals_a_dict(texts, asked):
         expected = next((i for i in range(len(texts)) if kshipra._as_str(
             finder.texts[i]) == text), None)
         assert finder.get(text) == expected
+
+
+@given(texts=st.lists(st.binary(max_size=3), max_size=200), asked=st.binary(max_size=3))
+def test_a_finder_over_the_strings_of_a_file_equals_a_dict(texts, asked):
+    data, ends = b"", array("Q", [0])
+    for text in texts:
+        data += len(text).to_bytes(8, "little") + text
+        ends.append(len(data))
+    strings = kshipra.Strings(memoryview(data), ends)
+    assert strings.raw() == texts and strings.joined() == data
+    finder = kshipra.Finder(strings)
+    for text in texts + [asked]:
+        expected = texts.index(text) if text in texts else None
+        assert finder.get(text.decode("utf-8", "surrogateescape")) == expected
+
+
+@given(texts=st.lists(st.text("a▁é\udc80", max_size=5), max_size=20))
+def test_words_are_cut_before_spaces_that_no_token_reaches_across(texts):
+    """The same from a file, where texts are bytes, and from a list."""
+    raw = [text.encode("utf-8", "surrogateescape") for text in texts]
+    data = b"".join(len(text).to_bytes(8, "little") + text for text in raw)
+    ends = array("Q", itertools.accumulate([8 + len(text) for text in raw], initial=0))
+    found = [kshipra.SentencePiece(kshipra.Vocabulary(given, [NORMAL] * len(raw)), None, "never").cuts
+             for given in (texts, raw, kshipra.Strings(memoryview(data), ends))]
+    for text in ("a▁a", "é▁a", "▁▁a", "a▁▁", "\0▁"):
+        reached = any(text[i:i + 2] in token for token in texts
+                      for i in [text.index("▁") - 1] if i >= 0)
+        cuts = [[match.start() for match in cut.finditer(text)] for cut in found]
+        assert cuts[0] == cuts[1]
+        if "\0" not in text:
+            assert cuts[0] == cuts[2]
+            if text.count("▁") == 1:
+                assert cuts[0] == ([] if reached else [text.index("▁")])
 
 
 def test_the_lower_of_two_equal_tokens_counts_and_no_special_token_merges():
