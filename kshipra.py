@@ -7281,6 +7281,13 @@ def emit_kv_store(k, kv_type, head_dim):
 #
 # A state that has seen nothing is m = LOWEST, l = 0, o = 0: merging a chunk into it gives that
 # chunk's own m, l and o, to the bit, since exp(0) = 1 and 0 * exp(-87) + y = y.
+#
+# One token and a model of three kv heads are work for three threads, or for two, one of which
+# then waits.  So where the text is long, the chunks of a run are dealt out in `parts`: a part
+# takes every so many-th chunk, keeps the m, l and o of each for itself in a slot, and
+# emit_attention_merge merges the slots in order of position.  It is the same arithmetic in the
+# same order, so the bits do not tell how many parts there were.
+# Source: Dao et al. (2023), "Flash-Decoding for long-context inference".
 
 LOWEST = f32(-3.4028234663852886e38)        # the lowest finite float32
 ATTENTION_PAIRS = 64                        # rows * heads of a unit, at most
@@ -7297,7 +7304,8 @@ class AttentionScratch:
     """
 
     FRAME = ("head", "row", "n_rows", "table", "lowest", "highest", "back", "k_addr", "v_step",
-             "pos", "last", "n_pairs")
+             "pos", "last", "n_pairs", "part")
+    SLOT_M, SLOT_L, SLOT_O = 0, 32, 64
     Q, BEFORE, AFTER, STATE, PAIR_BYTES = 0, 8, 16, 24, 32
 
     def __init__(self, head_dim):
@@ -7314,6 +7322,7 @@ class AttentionScratch:
         self.m, self.l, self.top, self.total, self.scores = 0, 32, 64, 96, 128
         self.o = self.scores + 4 * CHUNK
         self.state_bytes = self.o + self.row_bytes
+        self.slot_bytes = self.SLOT_O + self.row_bytes
         self.n_bytes = self.states + ATTENTION_PAIRS * self.state_bytes
 
     def query_of(self, k, pair, i):
@@ -7335,6 +7344,14 @@ def _all_pairs(k, at, field, get, put, sizes, step, *options):
             left -= n
 
 
+def _positions_back(k, field):
+    """Emit how many positions a row looks back, itself included: the window, or all."""
+    back = field("window")
+    with k.if_(back, "==", 0):
+        k.mov(back, 2**40)
+    return back
+
+
 def _attention_unit(k, at, field, get, put, vector_bytes):
     """Emit what is the same for the whole unit; return the register of the number of its rows.
 
@@ -7342,13 +7359,12 @@ def _attention_unit(k, at, field, get, put, vector_bytes):
     v_step: from a key to its value
     """
     blocks = k.div(field("n_heads"), field("heads"))
-    row, head = k.div(k.chunk, blocks) * field("rows"), k.rem(k.chunk, blocks) * field("heads")
+    put("part", k.rem(k.chunk, field("parts")))
+    unit = k.div(k.chunk, field("parts"))
+    row, head = k.div(unit, blocks) * field("rows"), k.rem(unit, blocks) * field("heads")
     put("row", row)
     put("head", head)
-    back = field("window")
-    with k.if_(back, "==", 0):
-        k.mov(back, 2**40)
-    put("back", back)
+    put("back", _positions_back(k, field))
     kv_head = k.div(head, k.div(field("n_heads"), field("n_kv_heads")))
     plane = field("page_size") * vector_bytes
     put("k_addr", field("arena") + field("layer_off") + kv_head * plane)
@@ -7569,15 +7585,17 @@ def _attention_softmax(k, at, field, get, pair, n):
     k.store_f32x8(state, total, at.total)
 
 
-def _attention_merge(k, at, state):
-    """Emit merge_chunks for m and l; a and b come to stand in lanes 0 and 1 of `top`."""
+def _attention_merge(k, at, state, total):
+    """Emit merge_chunks for m and l; a and b come to stand in lanes 0 and 1 of `top`.
+
+    total: sum of p of the chunk, in all lanes
+    """
     old, m = k.load_f32x8(state, at.m), k.load_f32x8(state, at.top)
     new = k.max_f32(old, m)
     factors = emit_exp(k, k.blend_i32(old - new, m - new, 0b10))
     k.store_f32x8(state, new, at.m)
     k.store_f32x8(state, factors, at.top)
     l = k.load_f32x8(state, at.l) * k.broadcast_lane(factors, 0)
-    total = k.hsum_f32(k.load_f32x8(state, at.total))
     k.store_f32x8(state, l + total * k.broadcast_lane(factors, 1), at.l)
 
 
@@ -7585,7 +7603,7 @@ def _attention_values(k, at, field, get, pair, n):
     """Emit o = o * a + (sum of p * value) * b for n pairs, 8 / n vectors of o at a time."""
     states = [at.state_of(k, pair, i) for i in range(n)]
     for state in states:
-        _attention_merge(k, at, state)
+        _attention_merge(k, at, state, k.hsum_f32(k.load_f32x8(state, at.total)))
     off, width = k.imm(0), 8 // n
     full, rest = divmod(at.n_vectors, width)
 
@@ -7670,12 +7688,35 @@ def _attention_run(k, at, field, get, put, rows_left):
     for name, value in (("table", table), ("n_rows", n_rows), ("lowest", lowest),
                         ("highest", highest)):
         put(name, value)
-    state, zero = k.scratch + at.states, k.zero_f32x8()
+    state = k.scratch + at.states
     with k.loop(n_rows * field("heads")):
-        k.store_f32x8(state, k.const_f32x8(LOWEST), at.m)
-        k.store_f32x8(state, zero, at.l)
-        for disp in range(at.o, at.o + at.row_bytes, 32):
-            k.store_f32x8(state, zero, disp)
+        _clear_state(k, at, state)
+        state += at.state_bytes
+
+
+def _clear_state(k, at, state):
+    """Emit the state that has seen nothing."""
+    zero = k.zero_f32x8()
+    k.store_f32x8(state, k.const_f32x8(LOWEST), at.m)
+    k.store_f32x8(state, zero, at.l)
+    for disp in range(at.o, at.o + at.row_bytes, 32):
+        k.store_f32x8(state, zero, disp)
+
+
+def _attention_keep(k, at, field, get, put):
+    """Emit the move of what one chunk gave to its slots, one for each head; the run is one row."""
+    chunk = (get("pos") >> 6) - (get("lowest") >> 6)
+    pair = get("row") * field("n_heads") + get("head")
+    slots = field("slots")
+    slot = field("partials") + (pair * slots + chunk) * at.slot_bytes
+    slots *= at.slot_bytes
+    state = k.scratch + at.states
+    with k.loop(field("heads")):
+        for disp, to in ((at.m, at.SLOT_M), (at.l, at.SLOT_L),
+                         *[(at.o + i, at.SLOT_O + i) for i in range(0, at.row_bytes, 32)]):
+            k.store_f32x8(slot, k.load_f32x8(state, disp), to)
+        _clear_state(k, at, state)
+        slot += slots
         state += at.state_bytes
 
 
@@ -7684,13 +7725,16 @@ def emit_attention(k, kv_type, head_dim, cap=False):
 
     q, out: f32 (R, n_heads * head_dim)   tables: i64 (n_rows,), addresses   positions: i32
     arena .. page_size: as in emit_kv_store   window: 0 for all   sinks: f32 (n_heads,) or 0
-    chunk = block of rows * (n_heads / heads) + block of heads; heads divides n_heads /
-    n_kv_heads, and rows * heads <= ATTENTION_PAIRS.  cap: build with softcap, by cap_bits.
+    chunk = (block of rows * (n_heads / heads) + block of heads) * parts + part; heads divides
+    n_heads / n_kv_heads, and rows * heads <= ATTENTION_PAIRS.  cap: build with softcap, by
+    cap_bits.   partials: 0, and then parts is 1 and `out` is written; or, with rows = 1, the
+    address of slots (R, n_heads, slots), for emit_attention_merge
     """
     at = AttentionScratch(head_dim)
     field = Fields(k, "q", "q_row_bytes", "out", "out_row_bytes", "tables", "positions", "arena",
                    "page_bytes", "layer_off", "page_size", "n_heads", "n_kv_heads", "scale_bits",
-                   "window", "cap_bits", "sinks", "n_rows", "rows", "heads")
+                   "window", "cap_bits", "sinks", "n_rows", "rows", "heads", "parts", "partials",
+                   "slots")
 
     def get(name):
         return k.load_i64(k.scratch, at.frame[name])
@@ -7702,7 +7746,8 @@ def emit_attention(k, kv_type, head_dim, cap=False):
     rows_left = _attention_unit(*tools, kv_vector_bytes(kv_type, head_dim))
     with k.while_(rows_left, ">", 0):
         _attention_run(*tools, rows_left)
-        pos = get("lowest") & -8
+        lowest = get("lowest")
+        pos = k.max(lowest & -8, ((lowest >> 6) + get("part")) << 6)
         put("pos", pos)
         left = get("highest") + 1 - pos
         with k.while_(left, ">", 0):
@@ -7712,12 +7757,50 @@ def emit_attention(k, kv_type, head_dim, cap=False):
             _all_pairs(*tools, (8, 2, 1), _attention_scores, head_dim, cap)
             _all_pairs(*tools, (1,), _attention_softmax)
             _all_pairs(*tools, (2, 1), _attention_values)
-            pos = get("last") + 1
+            with k.if_(field("partials"), "!=", 0):
+                _attention_keep(*tools)
+            pos = ((get("pos") >> 6) + field("parts")) << 6
             put("pos", pos)
             k.sub(get("highest") + 1, pos, to=left)
-        _attention_finish(*tools, head_dim)
+        with k.if_(field("partials"), "==", 0):
+            _attention_finish(*tools, head_dim)
         put("row", get("row") + get("n_rows"))
         k.sub(rows_left, get("n_rows"), to=rows_left)
+
+
+def emit_attention_merge(k, head_dim):
+    """Emit the end of attention whose chunks went in parts.  A chunk is one head of one row.
+
+    out .. partials: as in emit_attention   heads: 1
+    """
+    at = AttentionScratch(head_dim)
+    field = Fields(k, "out", "out_row_bytes", "positions", "window", "n_heads", "heads", "sinks",
+                   "partials", "slots")
+
+    def get(name):
+        return k.load_i64(k.scratch, at.frame[name])
+
+    def put(name, value):
+        k.store_i64(k.scratch, value, at.frame[name])
+
+    row = k.div(k.chunk, field("n_heads"))
+    put("row", row)
+    put("head", k.rem(k.chunk, field("n_heads")))
+    put("n_rows", k.imm(1))
+    pos = k.load_i32(field("positions") + (row << 2))
+    lowest = k.max(pos + 1 - _positions_back(k, field), 0)
+    slot = field("partials") + k.chunk * field("slots") * at.slot_bytes
+    state = k.scratch + at.states
+    _clear_state(k, at, state)
+    with k.loop((pos >> 6) - (lowest >> 6) + 1):
+        k.store_f32x8(state, k.load_f32x8(slot, at.SLOT_M), at.top)
+        _attention_merge(k, at, state, k.load_f32x8(slot, at.SLOT_L))
+        a, b = (k.broadcast_f32x8(state, at.top + 4 * i) for i in (0, 1))
+        for i in range(0, at.row_bytes, 32):
+            o = k.load_f32x8(state, at.o + i) * a + k.load_f32x8(slot, at.SLOT_O + i) * b
+            k.store_f32x8(state, o, at.o + i)
+        slot += at.slot_bytes
+    _attention_finish(k, at, field, get, put, head_dim)
 
 
 def _load_vectors(k, kv_type, source, n):
@@ -8198,6 +8281,8 @@ SHARES = 8                              # chunks a thread, in which a weight's r
 PANEL_ROWS = 32                         # weight rows of a chunk where many activations meet them
 SLICE = 8192                            # elements of a chunk of an element-wise operation
 ATTENTION_ROWS = 16                     # neighbouring rows that share the loading of keys
+LONG_POSITIONS = 4 * CHUNK              # of a row whose attention is divided by position, too
+PARTS = 4                               # then, units of attention a thread
 SCRATCH_BYTES = 8 << 20                 # of each thread; committed as it is written
 ARENA_BYTES = 16 << 20                  # likewise, so that few recordings are made twice
 KEPT_PROGRAMS = 8                       # the oldest goes first
@@ -8501,21 +8586,32 @@ class Native:
                   spec.head_dim, by_row=True, k=k.address, k_row_bytes=k.row_bytes, v=v.address,
                   v_row_bytes=v.row_bytes, **common)
         group = spec.n_heads // spec.n_kv_heads
-        heads = max(h for h in range(1, 9) if group % h == 0)
+        heads, parts, slots = max(h for h in range(1, 9) if group % h == 0), 1, 0
         rows = 1 if q.n_rows < ATTENTION_ROWS else min(ATTENTION_ROWS, ATTENTION_PAIRS // heads)
-        while heads % 2 == 0 and -(-q.n_rows // rows) * spec.n_heads < heads * self.n_threads:
-            heads //= 2                 # rather more units than a thread without one
+        units = -(-q.n_rows // rows) * (spec.n_heads // heads)
+        partials = None
+        if self.long and rows == 1 and units < PARTS * self.n_threads:
+            parts = -(-PARTS * self.n_threads // units)
+            slots = pool.n_pages * pool.page_size // CHUNK + 1
+            partials = Buffer(self.program, q.n_rows, slots, q.n_rows * spec.n_heads * slots
+                              * AttentionScratch(spec.head_dim).slot_bytes)
+        else:
+            while heads % 2 == 0 and units < self.n_threads:
+                heads, units = heads // 2, 2 * units    # rather than a thread without a unit
         assert rows * heads <= ATTENTION_PAIRS, "what a unit of attention keeps"
         if AttentionScratch(spec.head_dim).n_bytes > SCRATCH_BYTES:
             raise NativeFault(f"heads of {spec.head_dim} are too wide for its scratch memory")
-        self.line(-(-q.n_rows // rows) * (spec.n_heads // heads), [q, pages],
-                  [out], emit_attention, pool.kv_type, spec.head_dim, bool(spec.cap),
-                  q=q.address, q_row_bytes=q.row_bytes, out=out.address,
-                  out_row_bytes=out.row_bytes, n_heads=spec.n_heads,
-                  scale_bits=f32_bits(spec.scale), window=spec.window,
-                  cap_bits=f32_bits(spec.cap),
-                  sinks=0 if spec.sinks is None else self.vector(spec.sinks),
-                  n_rows=q.n_rows, rows=rows, heads=heads, **common)
+        shared = dict(out=out.address, out_row_bytes=out.row_bytes, n_heads=spec.n_heads,
+                      window=spec.window, slots=slots, partials=partials.address if partials else 0,
+                      sinks=0 if spec.sinks is None else self.vector(spec.sinks))
+        self.line(units * parts, [q, pages], [partials or out], emit_attention, pool.kv_type,
+                  spec.head_dim, bool(spec.cap), q=q.address, q_row_bytes=q.row_bytes,
+                  scale_bits=f32_bits(spec.scale), cap_bits=f32_bits(spec.cap), n_rows=q.n_rows,
+                  rows=rows, heads=heads, parts=parts, **shared, **common)
+        if partials:
+            self.examples[emit_attention_merge, spec.head_dim] = pool, spec
+            self.line(q.n_rows * spec.n_heads, [partials], [out], emit_attention_merge,
+                      spec.head_dim, positions=batch.positions.address, heads=1, **shared)
         return out
 
     def argmax(self, x):
@@ -8529,7 +8625,7 @@ class Native:
 
     def run(self, forward, model, batch):
         """Return the logits of the wanted rows: record the forward pass, or use the record."""
-        key = len(batch.tokens), len(batch.wanted), id(batch.cache)
+        key = len(batch.tokens), len(batch.wanted), self.is_long(batch), id(batch.cache)
         program = self.programs.get(key)
         if program is None:
             program = self.record(forward, model, batch)
@@ -8540,6 +8636,10 @@ class Native:
         self.fill(batch)
         self.team.run(program)
         return self.logits(program)
+
+    def is_long(self, batch):
+        """Return whether the attention of some row is worth dividing among the threads."""
+        return self.n_threads > 1 and max(batch.positions) >= LONG_POSITIONS
 
     def timed_run(self, forward, model, batch):
         """Return (logits, [(emit, parameters, fields, n_chunks, seconds)]): a run line by line.
@@ -8572,7 +8672,7 @@ class Native:
         recorded = Recorded(Index(at + 8 * self.n_inputs, n_rows),
                             Index(at + 12 * self.n_inputs, n_rows),
                             Index(at + 16 * self.n_inputs, n_wanted), at, batch.cache)
-        self.n_positions = model.ctx_size
+        self.n_positions, self.long = model.ctx_size, self.is_long(batch)
         while True:
             self.program = program = Program(self.arena)
             result = forward(model, self, recorded)
@@ -8598,8 +8698,9 @@ class Native:
         """Compare a kernel with the reference on a small random input.  Raises NativeFault."""
         if emit is emit_rope:
             trial = _rope_trial(self.examples[emit_rope, parameters[0]])
-        elif emit is emit_attention:
-            trial = _attention_trial(*self.examples[emit_attention, parameters[1]])
+        elif emit in (emit_attention, emit_attention_merge):    # the latter as part of the former
+            head_dim = parameters[1 if emit is emit_attention else 0]
+            trial = _attention_trial(*self.examples[emit, head_dim])
         else:
             trial = _trial(emit, parameters)
         if trial:
@@ -9905,6 +10006,8 @@ def line_cost(batch, emit, parameters, fields, n_chunks):
     if name == "attention":
         return attention_cost(batch, fields["window"], fields["n_heads"], fields["n_kv_heads"],
                               parameters[1])
+    if name == "attention_merge":       # attention_cost has it all
+        return name, 0, 0
     if name == "kv_store":
         n, head_dim = 2 * n_chunks * fields["n_kv_heads"], parameters[1]
         return name, n * (4 * head_dim + kv_vector_bytes(*parameters)), n * head_dim
@@ -10470,6 +10573,7 @@ def listed_kernels():
     for kv_type in KV_TYPES:
         kernels["kv_store_" + kv_type] = emit_kv_store, kv_type, 64
         kernels["attention_" + kv_type] = emit_attention, kv_type, 64
+    kernels["attention_merge"] = emit_attention_merge, 64
     return kernels
 
 

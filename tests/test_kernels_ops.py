@@ -292,16 +292,25 @@ class Scene:
         batch = kshipra.Batch([(0, pos, seq) for pos, seq in self.rows], [], self.pool)
         return flat_of(OPS.attention(self.q, self.k, self.v, batch, self.layer, spec))
 
-    def attend(self, run, spec, rows, heads):
+    def attend(self, run, spec, rows, heads, parts=None):
+        """Run emit_attention; parts: in so many, into slots, which emit_attention_merge merges."""
         n, row_bytes = len(self.rows), 4 * self.n_heads * self.head_dim
         out = Memory(bytes(row_bytes * n))
-        bits = kshipra.f32_bits
         sinks = Memory(array("f", spec.sinks or []))
+        slots = max(self.positions) // kshipra.CHUNK + 1 if parts else 0
+        slot_bytes = kshipra.AttentionScratch(self.head_dim).slot_bytes
+        partials = Memory(b"\xff" * (n * self.n_heads * slots * slot_bytes))
+        shared = dict(out=out, out_row_bytes=row_bytes, n_heads=self.n_heads, window=spec.window,
+                      sinks=sinks if spec.sinks else 0, partials=partials if parts else 0,
+                      slots=slots)
         kernel = kernel_of(kshipra.emit_attention, self.kv_type, self.head_dim, bool(spec.cap))
-        call(run, kernel, -(-n // rows) * (self.n_heads // heads), q=Memory(flat_of(self.q)),
-             q_row_bytes=row_bytes, out=out, out_row_bytes=row_bytes, n_heads=self.n_heads,
-             scale_bits=bits(spec.scale), window=spec.window, cap_bits=bits(spec.cap),
-             sinks=sinks if spec.sinks else 0, n_rows=n, rows=rows, heads=heads, **self.fields())
+        call(run, kernel, -(-n // rows) * (self.n_heads // heads) * (parts or 1),
+             q=Memory(flat_of(self.q)), q_row_bytes=row_bytes,
+             scale_bits=kshipra.f32_bits(spec.scale), cap_bits=kshipra.f32_bits(spec.cap),
+             n_rows=n, rows=rows, heads=heads, parts=parts or 1, **shared, **self.fields())
+        if parts:
+            call(run, kernel_of(kshipra.emit_attention_merge, self.head_dim), n * self.n_heads,
+                 positions=self.fields()["positions"], heads=1, **shared)
         return out.floats()
 
 
@@ -362,7 +371,7 @@ def test_what_is_not_finite_is_not_hidden_by_the_cache(run, kv_type, bad):
 
 
 def check_attention(run, rng, kv_type, head_dim, n_kv_heads, group, page_size, lengths, n_new,
-                    window, cap, sinks, rows, heads):
+                    window, cap, sinks, rows, heads, parts=None):
     """Store and attend in machine code; compare with the reference, bit for bit."""
     scene = Scene(rng, kv_type, head_dim, n_kv_heads, group, page_size, lengths, n_new)
     spec = kshipra.Attention(scene.n_heads, n_kv_heads, head_dim,
@@ -371,7 +380,7 @@ def check_attention(run, rng, kv_type, head_dim, n_kv_heads, group, page_size, l
     if spec.sinks:
         spec = spec._replace(sinks=array("f", spec.sinks))
     scene.store(run)
-    found = scene.attend(run, spec, rows, heads)
+    found = scene.attend(run, spec, rows, heads, parts)
     assert found == scene.expected(spec)
 
 
@@ -396,6 +405,22 @@ def test_attention(run, kv_type, data, n_kv_heads, group, page_size, lengths, n_
                     n_new[:len(lengths)], window, kshipra.f32(cap), sinks, rows, heads)
 
 
+@ways
+@kv_types
+@given(data=st.data(), group=st.sampled_from([1, 3, 4]), page_size=st.sampled_from([8, 64, 192]),
+       lengths=st.lists(LENGTHS_BEFORE, min_size=1, max_size=2), parts=st.integers(1, 4),
+       window=st.sampled_from([0, 1, 8, 70]), cap=st.sampled_from([0.0, 0.5]),
+       sinks=st.booleans(), rng=RANDOMS)
+@settings(max_examples=8, deadline=None)
+def test_attention_in_parts(run, kv_type, data, group, page_size, lengths, parts, window, cap,
+                            sinks, rng):
+    """More parts than chunks, too: the others find nothing to do."""
+    head_dim = data.draw(head_dims(kv_type, [2, 12, 24, 32]))
+    heads = rng.choice([h for h in range(1, group + 1) if group % h == 0])
+    check_attention(run, rng, kv_type, head_dim, 2, group, page_size, lengths, (1, 2), window,
+                    kshipra.f32(cap), sinks, 1, heads, parts)
+
+
 @pytest.mark.parametrize("kv_type, head_dim", [
     (kv_type, n) for kv_type, (format, _) in kshipra.KV_TYPES.items()
     for n in (4, 8, 12, 16, 20, 24, 32, 64, 80, 96, 128, 256) if n % format.block_len == 0])
@@ -407,6 +432,7 @@ def test_attention_of_every_width(head_dim, kv_type):
             (1, 1, 11, 0, 8), (3, 3, 4, 0, 64), (2, 1, 16, 9, 128)):
         check_attention(native, rng, kv_type, head_dim, 1, group, page_size, (58,), (13,), window,
                         0.0, False, rows, heads)
+    check_attention(native, rng, kv_type, head_dim, 1, 3, 64, (140,), (3,), 0, 0.0, True, 1, 3, 2)
 
 
 # Long rows

@@ -58,6 +58,16 @@ def test_python_equals_native_for_any_number_of_threads(truth, n_threads):
     assert run(engine(n_threads=n_threads), IDS) == truth
 
 
+@pytest.mark.parametrize("n_threads", [2, 3, 8])
+def test_attention_may_be_divided_by_position(monkeypatch, truth, n_threads):
+    """From LONG_POSITIONS on; the step that crosses it is recorded anew."""
+    monkeypatch.setattr(kshipra, "LONG_POSITIONS", 20)
+    e = engine(n_threads=n_threads)
+    assert run(e, IDS, [18, 1, 1, 1, 1, 40, 1, 3, 8, 64, 13]) == truth
+    assert {key[2] for key in e.ops.programs} == {False, True}
+    assert any(emit is kshipra.emit_attention_merge for emit, _ in e.ops.kernels)
+
+
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_pieces_of_a_prompt_do_not_matter(truth, data):
