@@ -2769,6 +2769,18 @@ def attend(q, chunks, scale, cap=0.0, sink=None):
 PREPARED_LIMIT_BYTES = 2 << 30          # weights kept unpacked, at most
 
 
+class Route(NamedTuple):
+    """The experts that each row is sent to, the first choice first.  A row and one of its
+    experts are a pick; pick r * n_used + j is the choice j of row r.
+
+    n_used: picks of a row   experts, weights: of each pick, in the form of the backend; in the
+    reference a list of int and an array('f')
+    """
+    n_used: int
+    experts: object
+    weights: object
+
+
 class Reference:
     """The operations on lists of rows, in plain Python.
 
@@ -2797,14 +2809,60 @@ class Reference:
         """Return rows `tokens` of w.   w: (n_vocab, hidden)   -> (R, hidden)"""
         return [w[t].floats() for t in tokens]
 
-    def matmul(self, w, x):
-        """Return x times w transposed.   w: (n_out, n_in)   x: (R, n_in)   -> (R, n_out)"""
+    def matmul(self, w, x, route=None):
+        """Return x times w transposed.   w: (n_out, n_in)   x: (R, n_in)   -> (R, n_out)
+
+        With a route w is a list of matrices, one for each expert, and every pick is multiplied
+        by its expert's.   x: (R, n_in), the picks' rows, or (picks, n_in)   -> (picks, n_out)
+        """
+        if route is not None:
+            return self._matmul_picks(w, x, route)
         if self.kind == "naive":
             return matmul_naive(w, x)
         unpacked = self.prepare(w) if self.kind == "packed" else None
         if unpacked is None:
             return matmul_tiled(w, x)
         return (matmul_packed if w.format.sub_len else matmul_columns)(unpacked, x)
+
+    def _matmul_picks(self, w, x, route):
+        """Return matmul with a route; each matrix meets all of its picks at once."""
+        out, picks_of = [None] * len(route.experts), {}
+        each = len(out) // len(x)                   # picks that share a row of x
+        for pick, expert in enumerate(route.experts):
+            picks_of.setdefault(expert, []).append(pick)
+        for expert, picks in picks_of.items():
+            rows = self.matmul(w[expert], [x[pick // each] for pick in picks])
+            for pick, row in zip(picks, rows):
+                out[pick] = row
+        return out
+
+    def route(self, x, n_used, normalize):
+        """Return the Route to each row's n_used experts of largest logits, equal ones in order.
+
+        x: (R, n_experts), logits
+        The weight of an expert is its probability e / total, with e = exp(logit - largest);
+        total: the lane sum of all e or, to normalize, of the chosen e, added in order of choice.
+        Raises KshipraError if a logit is not finite.
+        Source: Jiang et al. (2024), "Mixtral of experts", section 2.1, which normalizes.
+        """
+        experts, weights = [], array("f")
+        for row in x:
+            check_finite(row)
+            chosen = self.largest(row, n_used)
+            e = exp([v - row[chosen[0]] for v in row])
+            picked = [e[i] for i in chosen]
+            total = functools.reduce(lambda a, b: f32(a + b), picked) if normalize else lane_sum(e)
+            experts.extend(chosen)
+            weights.extend([v / total for v in picked])
+        return Route(n_used, experts, weights)
+
+    def mix(self, x, route):
+        """Return for each row the sum of its picks' x times their weights, in order of choice.
+
+        x: (picks, n)   -> (R, n)   The first product begins the sum.
+        """
+        scaled, n = [f32_scale(row, c) for row, c in zip(x, route.weights)], route.n_used
+        return [functools.reduce(f32_add, scaled[i:i + n]) for i in range(0, len(scaled), n)]
 
     def add(self, x, y):
         """Return x + y; y may be one row, added to each.   (R, n) + (R, n) or (n,) -> (R, n)"""
@@ -6048,9 +6106,12 @@ def choose_isa(environ):
 # product while that is an integer, as bias * sum of the activation codes: exact, and the codes
 # themselves stay unsigned, which the processor's dot product wants.
 
+MATRIX_FIELDS = ("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")
+
 # Activations, quantized: a record for each block of 32 of each row.  Rows go in groups of six,
 # the last group may be smaller; a group holds the records of its rows for block 0, then those
-# for block 1, and so on, in one piece, in the order in which they will be read.
+# for block 1, and so on, in one piece, in the order in which they will be read.  Rows that each
+# meet a weight of their own go in groups of one.
 #
 #     0           32      36            40     44     48     52           56           60
 #    +-----------+-------+-------------+------+------+------+------------+------------+---+
@@ -6096,12 +6157,13 @@ def emit_quantize(k):
     """Emit quantize_activations for row `chunk` of x.
 
     x: f32 (n_rows, 32 * n_blocks)   xq: 64 bytes * n_rows * n_blocks, records as above
+    group: rows of a group
     """
-    x, xq, n_blocks, n_rows = k.args("x", "xq", "n_blocks", "n_rows")
+    x, xq, n_blocks, n_rows, group = k.args("x", "xq", "n_blocks", "n_rows", "group")
     x += k.chunk * (n_blocks << 7)
-    first = k.div(k.chunk, k.imm(ACT_GROUP)) * ACT_GROUP
+    first = k.div(k.chunk, group) * group
     xq += (first * n_blocks + (k.chunk - first)) << 6
-    step = k.min(n_rows - first, ACT_GROUP) << 6
+    step = k.min(n_rows - first, group) << 6
     with k.loop(n_blocks):
         emit_quantize_block(k, x, xq)
         k.advance(x=128)
@@ -6507,7 +6569,7 @@ def emit_matvec(k, format, n_in, lanes=8, n_rows=1):
     Rows are taken in groups of eight; the last group ends at the last row, so that some rows
     may be computed twice.
     """
-    n_out, chunk_rows = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")[3:5]
+    n_out, chunk_rows = k.args(*MATRIX_FIELDS)[3:5]
     row_bytes = format.n_bytes(n_in)
     steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
     row = k.chunk * chunk_rows
@@ -6638,7 +6700,7 @@ def emit_matmul(k, format, n_in, lanes=8, full_u8=False):
     full_u8: whether dot4_us is right for bytes up to 255, as in VNNI; then int8 codes are kept
     as code + 128, which spares their signs' special handling.
     """
-    n_out, chunk_rows = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")[3:5]
+    n_out, chunk_rows = k.args(*MATRIX_FIELDS)[3:5]
     row_bytes = format.n_bytes(n_in)
     steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
     bias = 128 if is_int8(format) and full_u8 else format.codes.bias
@@ -6726,8 +6788,7 @@ def emit_matmul_float(k, format, n_in):
     Three rows by three share each value read three times; with one row of activations left,
     four weight rows are read side by side.
     """
-    w, x, y, n_out, chunk_rows, rows_left, y_stride = k.args(
-        "w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")
+    w, x, y, n_out, chunk_rows, rows_left, y_stride = k.args(*MATRIX_FIELDS)
     row_bytes = format.n_bytes(n_in)
     first = k.chunk * chunk_rows
     n_chunk = k.min(n_out - first, chunk_rows)
@@ -6811,7 +6872,7 @@ def emit_embed(k, format, n_in):
 # 5.6 Kernels: the other operations
 #
 # What a forward pass does besides multiplying by matrices: norms, rotations, activations,
-# the cache and attention.  Each emitter is named after the operation of chapter 4 that it
+# the cache, attention and the choice of experts.  Each emitter is named after the operation of chapter 4 that it
 # must equal, bit for bit; its docstring says what one chunk of work is.
 #
 # The one idea: a vector of eight lanes is the natural unit of the definitions.  lane_sum adds
@@ -7727,6 +7788,124 @@ def _transpose(k, v):
     return [k.halves(a, b, half, 2 + half).f32 for half in (0, 1) for a, b in zip(*fours)]
 
 
+def _largest_lane(k, best, index):
+    """Emit (index, value) of the largest of eight values, of equal ones the lowest index.
+
+    best: f32x8, no NaN   index: i32x8   -> register, f32x8 with the value in every lane
+    """
+    top, far = k.hmax_f32(best), k.const_i32x8(2**31 - 1)
+    first = far - k.hmax_u32(far - index & k.cmp_f32(best, "==", top))
+    return k.extract_i32(first, 0), top
+
+
+# Experts.  Which weight a row meets is known only when a program runs.  To a matrix kernel that is
+# a matter of arguments, so a kernel of its own writes them down and calls it.
+
+MAX_EXPERTS = 512
+
+
+def emit_pick(k, format, n_in):
+    """Emit matmul for one pick: the kernel for one row of activations, with its expert's weight.
+
+    kernel: address of emit_matvec or emit_matmul_float for this format and n_in
+    table: i64 (n_experts,), addresses of weights   experts: i32 (n_picks,)
+    x: a row for every per_row picks, in groups of one where it is quantized   y: a row for
+    each pick   scratch: that of the kernel, then its arguments
+    Chunk c is chunk c / n_picks of pick c % n_picks: so the same rows of a weight that several
+    picks choose are read from memory once.
+    """
+    field = Fields(k, "kernel", "table", "x", "y", "n_out", "chunk_rows", "y_stride", "experts",
+                   "n_picks", "per_row")
+    x_row_bytes = 4 * n_in if format.sub_len is None else n_in // ACT_BLOCK * ACT_RECORD
+    args, n_picks = k.scratch + MATVEC_SCRATCH, field("n_picks")
+    pick = k.rem(k.chunk, n_picks)
+    expert = k.load_i32(field("experts") + (pick << 2))
+    w, row = k.load_i64(field("table") + (expert << 3)), k.div(pick, field("per_row"))
+    own = {"w": w, "x": field("x") + row * x_row_bytes,
+           "y": field("y") + pick * field("y_stride"), "n_rows": k.imm(1)}
+    for i, name in enumerate(MATRIX_FIELDS):
+        k.store_i64(args, own[name] if name in own else field(name), 8 * i)
+    k.call(field("kernel"), args, k.div(k.chunk, n_picks), k.scratch)
+
+
+def emit_route(k):
+    """Emit route(x, n_used, normalize).  A chunk is one row.
+
+    The largest logit is taken several times over, from a copy in which each that was chosen is
+    struck out.
+
+    x: f32 (R, n), n <= MAX_EXPERTS   -> experts: i32, weights: f32, both (R, n_used)
+    normalize: 0 or 1   scratch: 4 * MAX_EXPERTS
+    Experts become addresses, so they are 0..n-1 whatever the logits are: what is not a number
+    is never larger, and where nothing is, 0 is chosen.  One logit that is not finite makes all
+    weights of its row NaN.
+    """
+    field = Fields(k, "x", "x_row_bytes", "n", "n_used", "normalize", "experts", "weights")
+    x, place = field.row("x", k.chunk), k.chunk * field("n_used") << 2
+    experts, weights = field("experts") + place, field("weights") + place
+    source, copy, wild = k.copy(x), k.copy(k.scratch), k.zero_f32x8()
+
+    def take(lanes):
+        v = _load_some(k, source, lanes)
+        k.add_f32(wild, v - v, to=wild)
+        if lanes is not None:
+            v = k.select(_first_lanes(k, lanes), v, k.const_f32x8(-math.inf)).f32
+        k.store_f32x8(copy, v)
+
+    _each_vector(k, field("n"), ((source, 32), (copy, 32)), take)
+    expert, logit = k.copy(experts), k.copy(weights)
+    with k.loop(field("n_used")):
+        best, index, here = k.const_f32x8(-math.inf), k.zero_i32x8(), k.const_i32x8(range(8))
+        k.mov(copy, k.scratch)
+        with k.loop((field("n") + 7) >> 3):
+            v = k.load_f32x8(copy)
+            k.select(k.cmp_f32(v, ">", best), here, index, to=index)
+            k.max_f32(v, best, to=best)
+            k.add_i32(here, k.const_i32x8(8), to=here)
+            copy += 32
+        first, top = _largest_lane(k, best, index)
+        k.store_i32(expert, first)
+        k.store_f32(logit, top)
+        k.store_f32(k.scratch + (first << 2), k.const_f32x8(-math.inf))
+        expert += 4
+        logit += 4
+    top, total = k.broadcast_f32x8(weights) + k.hsum_f32(wild), k.zero_f32x8()
+    logit = k.copy(weights)
+    _each_vector(k, field("n_used"), ((logit, 32),), lambda lanes: _store_some(
+        k, logit, emit_exp(k, _load_some(k, logit, lanes) - top), lanes))
+    with k.if_(field("normalize"), "!=", 0):
+        e = k.copy(weights)
+        with k.loop(field("n_used")):
+            k.add_f32(total, k.broadcast_f32x8(e), to=total)
+            e += 4
+    with k.else_():
+        k.mov(total, _lane_sum(k, x, field("n"), lambda v: emit_exp(k, v - top)))
+    _each_vector(k, field("n_used"), ((weights, 32),), lambda lanes: _store_some(
+        k, weights, _load_some(k, weights, lanes) / total, lanes))
+
+
+def emit_mix(k):
+    """Emit out = mix(x, route).  A chunk is one row of out.
+
+    x: f32 (R * n_used, n)   weights: f32 (R * n_used,)   out: f32 (R, n), not x
+    """
+    field = Fields(k, "x", "x_row_bytes", "weights", "n_used", "out", "out_row_bytes", "n")
+    first = k.chunk * field("n_used")
+    x, out = field.row("x", first), field.row("out", k.chunk)
+    weights = field("weights") + (first << 2)
+
+    def body(lanes):
+        row, weight = k.copy(x), k.copy(weights)
+        total = _load_some(k, row, lanes) * k.broadcast_f32x8(weight)
+        with k.loop(field("n_used") - 1):
+            row += field("x_row_bytes")
+            weight += 4
+            total += _load_some(k, row, lanes) * k.broadcast_f32x8(weight)
+        _store_some(k, out, total, lanes)
+
+    _each_vector(k, field("n"), ((x, 32), (out, 32)), body)
+
+
 # For sampling.  Python is too slow to look at each of 262144 logits; these leave it few.
 
 def emit_argmax(k):
@@ -7752,10 +7931,9 @@ def emit_argmax(k):
         k.add_i32(here, k.const_i32x8(8), to=here)
 
     _each_vector(k, field("n"), ((x, 32),), body)
-    top = k.hmax_f32(best)
-    first = far - k.hmax_u32(far - index & k.cmp_f32(best, "==", top))
+    first, top = _largest_lane(k, best, index)
     out = field("out") + (k.chunk << 4)
-    k.store_i32(out, k.extract_i32(first, 0))
+    k.store_i32(out, first)
     k.store_f32(out, top, 4)
     k.store_i64(out, k.extract_i32(k.hsum_i32(wild), 0) >> 63 & 1, 8)
 
@@ -8016,14 +8194,15 @@ class Team:
 class Buffer:
     """An activation of a recorded program: f32 (n_rows, n) in the arena.
 
-    address: of the first row   quantized: the Buffer of its int8 form, once there is one
+    address: of the first row   quantized: the Buffers of its int8 form that there are already,
+    by the size of their groups of rows
     Python frees a Buffer when the forward pass drops it, and its place serves the next one.
     """
 
     def __init__(self, program, n_rows, n, n_bytes):
         self.program, self.n_rows, self.n, self.n_bytes = program, n_rows, n, n_bytes
         self.address = program.place(n_bytes)
-        self.quantized = None
+        self.quantized = {}
 
     row_bytes = property(lambda self: 4 * self.n)
     span = property(lambda self: (self.address, self.address + self.n_bytes))
@@ -8232,6 +8411,13 @@ def _trial(emit, parameters):
     if emit is emit_embed:
         matrix = _trial_tensor(parameters[0], 5, parameters[1], rng)
         return (lambda ops, index: ops.embed(matrix, index)), [[4, 0, 3]]
+    if emit is emit_pick:
+        experts = [_trial_tensor(parameters[0], 8, parameters[1], rng) for _ in range(4)]
+        return (lambda ops, x, y: ops.matmul(experts, x, ops.route(y, 2, True))), [
+            rows(3, parameters[1]), rows(3, 4)]
+    if emit in (emit_route, emit_mix):
+        return (lambda ops, x, y: ops.add(ops.mix(x, ops.route(y, 3, True)),
+                                          ops.mix(x, ops.route(y, 3, False)))), [rows(9, 21), x]
     return {
         emit_add: ((lambda ops, x, y: ops.add(x, y)), [x, y]),
         emit_mul: ((lambda ops, x, y: ops.mul(x, y)), [x, y]),
@@ -8388,8 +8574,21 @@ class Native:
                   tokens=index.address, w=w.address(), y=out.address, y_stride=out.row_bytes)
         return out
 
-    def matmul(self, w, x):
-        w, x = self.matrix(w), self.done(x)
+    def quantized(self, x, group):
+        """Return x in int8, in groups of so many rows; once for all matrices that it meets."""
+        if group not in x.quantized:
+            n_blocks = x.n // ACT_BLOCK
+            xq = Buffer(self.program, x.n_rows, x.n, ACT_RECORD * n_blocks * x.n_rows)
+            self.line(x.n_rows, [x], [xq], emit_quantize, by_row=True, x=x.address,
+                      xq=xq.address, n_blocks=n_blocks, n_rows=x.n_rows, group=group)
+            x.quantized[group] = xq
+        return x.quantized[group]
+
+    def matmul(self, w, x, route=None):
+        x = self.done(x)
+        if route is not None:
+            return self.matmul_picks(w, x, route)
+        w = self.matrix(w)
         n_out, n_in = w.shape
         out = self.buffer(x.n_rows, n_out)
         chunk_rows = self.chunk_rows(w, x.n_rows)
@@ -8400,16 +8599,52 @@ class Native:
             self.line(n_chunks, [x], [out], emit_matmul_float, w.format, n_in,
                       x=x.address, **fields)
             return out
-        if x.quantized is None:         # once for all matrices that this activation meets
-            n_blocks = n_in // ACT_BLOCK
-            x.quantized = Buffer(self.program, x.n_rows, n_in, ACT_RECORD * n_blocks * x.n_rows)
-            self.line(x.n_rows, [x], [x.quantized], emit_quantize, by_row=True, x=x.address,
-                      xq=x.quantized.address, n_blocks=n_blocks, n_rows=x.n_rows)
+        xq = self.quantized(x, min(x.n_rows, ACT_GROUP))
         if x.n_rows <= matvec_rows(w.format):
             kernel = emit_matvec, w.format, n_in, min(8, n_out), x.n_rows
         else:                           # VNNI multiplies bytes without a sign up to 255
             kernel = emit_matmul, w.format, n_in, min(8, n_out), self.isa in FULL_U8
-        self.line(n_chunks, [x.quantized], [out], *kernel, x=x.quantized.address, **fields)
+        self.line(n_chunks, [xq], [out], *kernel, x=xq.address, **fields)
+        return out
+
+    def matmul_picks(self, w, x, route):
+        """Record matmul with a route.
+
+        w: a list of matrices of one shape and format, contiguous
+        """
+        format, (n_out, n_in) = w[0].format, w[0].shape
+        n_picks = route.experts.n_rows * route.n_used
+        if id(w) not in self.owned:
+            self.owned[id(w)] = w, array("q", [expert.address() for expert in w])
+        out = self.buffer(n_picks, n_out)
+        chunk_rows = max(8, n_out * n_picks // (SHARES * self.n_threads) + 7 & ~7)
+        if n_picks > route.n_used:      # rows may share experts, and then what a cache holds
+            chunk_rows = min(chunk_rows, PANEL_ROWS)
+        if format.sub_len is None:
+            kernel = emit_matmul_float, format, n_in
+        else:
+            x, kernel = self.quantized(x, 1), (emit_matvec, format, n_in, min(8, n_out), 1)
+        self.line(-(-n_out // chunk_rows) * n_picks, [x, route.experts], [out], emit_pick, format,
+                  n_in, kernel=self.kernel(*kernel)[0],
+                  table=self.owned[id(w)][1].buffer_info()[0], x=x.address, y=out.address,
+                  n_out=n_out, chunk_rows=chunk_rows, y_stride=out.row_bytes,
+                  experts=route.experts.address, n_picks=n_picks, per_row=n_picks // x.n_rows)
+        return out
+
+    def route(self, x, n_used, normalize):
+        assert x.n <= MAX_EXPERTS, "what a route keeps a copy of"
+        experts, weights = self.buffer(x.n_rows, n_used), self.buffer(x.n_rows, n_used)
+        self.line(x.n_rows, [x], [experts, weights], emit_route, by_row=True, x=x.address,
+                  x_row_bytes=x.row_bytes, n=x.n, n_used=n_used, normalize=int(normalize),
+                  experts=experts.address, weights=weights.address)
+        return Route(n_used, experts, weights)
+
+    def mix(self, x, route):
+        n_rows = route.weights.n_rows
+        out = self.buffer(n_rows, x.n)
+        self.line(n_rows, [x, route.weights], [out], emit_mix, by_row=True, x=x.address,
+                  x_row_bytes=x.row_bytes, weights=route.weights.address, n_used=route.n_used,
+                  out=out.address, out_row_bytes=out.row_bytes, n=x.n)
         return out
 
     def add(self, x, y):
