@@ -27,8 +27,8 @@ Read it, top to bottom:
     12. Front doors
     13. The model in the file
 
-Glossary.  n_layers, n_heads, n_kv_heads, n_vocab, n_ctx: counts.  head_dim, hidden, ffn:
-the width of a head, of the residual stream, of the inside of the feed-forward network.
+Glossary.  n_layers, n_heads, n_kv_heads, n_experts, n_vocab, n_ctx: counts.  head_dim, hidden,
+ffn: the width of a head, of the residual stream, of the inside of the feed-forward network.
 R: the rows of a batch; a row is one (token, position, sequence) and its line in every
 activation.  S: the positions that a row can see.  token: an id; piece: its bytes; text: a
 str.  Weight matrices are (n_out, n_in).  block: a run of quantized weights; page: the unit
@@ -9132,8 +9132,12 @@ class Sequence:
 #                x = x + w_down (silu(w_gate n) * w_up n)              n = norm(x)
 #   logits = lm_head norm(x)
 #
-# Not here: mixtures of experts; they are refused by name.
-# Sources: Radford et al. (2019), GPT-2; Touvron et al. (2023), Llama; the Gemma reports.
+# In a mixture of experts w_gate, w_up and w_down are lists of matrices, of which a router
+# picks a few for each row; their results are added, each with a weight.
+#
+# Not here: experts that every row uses (shared ones), and layers without experts among others.
+# Sources: Radford et al. (2019), GPT-2; Touvron et al. (2023), Llama; the Gemma reports;
+# Jiang et al. (2024), Mixtral.
 
 # 7.1 Tables
 
@@ -9151,9 +9155,12 @@ class Arch(NamedTuple):
     hf: str = "llama"
     gemma: bool = False                 # embeddings times sqrt(hidden); HF norms lack their 1
     window_every: int = 0               # every n-th layer sees all; the others a window
+    experts: bool = False               # a mixture of experts
 
 
 LLAMA_SLOTS = "attn_norm wq?b wk?b wv?b wo?b ffn_norm w_gate?b w_up?b w_down?b"
+EXPERT_SLOTS = ("attn_norm wq?b wk?b wv?b wo?b ffn_norm router w_gate_experts w_up_experts "
+                "w_down_experts")
 POST_NORMS = " post_attn_norm post_ffn_norm"
 
 ARCHITECTURES = {
@@ -9166,8 +9173,10 @@ ARCHITECTURES = {
     "gemma2": Arch(LLAMA_SLOTS + POST_NORMS, act="gelu", hf="gemma", gemma=True, window_every=2),
     "gemma3": Arch(LLAMA_SLOTS + POST_NORMS + " q_norm k_norm", act="gelu", hf="gemma",
                    gemma=True, window_every=6),
+    "mixtral":  Arch(EXPERT_SLOTS, rope="interleaved", hf="mixtral", experts=True),
+    "qwen3moe": Arch(EXPERT_SLOTS + " q_norm k_norm", experts=True),
 }
-HF_MODEL_TYPES = {"gemma3_text": "gemma3", "mistral": "llama"}
+HF_MODEL_TYPES = {"gemma3_text": "gemma3", "mistral": "llama", "qwen3_moe": "qwen3moe"}
 
 SLOTS = {   # slot: the tensor's name in GGUF, in llama-like and in GPT-2's safetensors
     "embed":          ("token_embd", "model.embed_tokens", "wte"),
@@ -9190,12 +9199,25 @@ SLOTS = {   # slot: the tensor's name in GGUF, in llama-like and in GPT-2's safe
     "w_up":           ("blk.{}.ffn_up", "model.layers.{}.mlp.up_proj", "h.{}.mlp.c_fc"),
     "w_down":         ("blk.{}.ffn_down", "model.layers.{}.mlp.down_proj", "h.{}.mlp.c_proj"),
     "post_ffn_norm":  ("blk.{}.post_ffw_norm", None, None),
+    # a second {}: a tensor for each expert; without: the experts are its first axis
+    "router":         ("blk.{}.ffn_gate_inp", "model.layers.{}.mlp.gate", None),
+    "w_gate_experts": ("blk.{}.ffn_gate_exps", "model.layers.{}.mlp.experts.{}.gate_proj", None),
+    "w_up_experts":   ("blk.{}.ffn_up_exps", "model.layers.{}.mlp.experts.{}.up_proj", None),
+    "w_down_experts": ("blk.{}.ffn_down_exps", "model.layers.{}.mlp.experts.{}.down_proj", None),
 }
 GEMMA_NAMES = {     # where Gemma 2 and 3 differ from llama-like safetensors
     "post_attn_norm": "model.layers.{}.post_attention_layernorm",
     "ffn_norm":       "model.layers.{}.pre_feedforward_layernorm",
     "post_ffn_norm":  "model.layers.{}.post_feedforward_layernorm",
 }
+MIXTRAL_NAMES = {   # where Mixtral's safetensors differ, and its first GGUF files
+    "router":         "model.layers.{}.block_sparse_moe.gate",
+    "w_gate_experts": "model.layers.{}.block_sparse_moe.experts.{}.w1",
+    "w_up_experts":   "model.layers.{}.block_sparse_moe.experts.{}.w3",
+    "w_down_experts": "model.layers.{}.block_sparse_moe.experts.{}.w2",
+}
+HF_NAMES = {"llama": {}, "gemma": GEMMA_NAMES, "mixtral": MIXTRAL_NAMES}
+EXPERT_TENSORS = re.compile(r".*(ffn_(gate|up|down)(_exps|\.\d+)|\.experts\.\d+\.\w+)\.weight")
 UNUSED_TENSORS = re.compile(    # stored by some exporters, and computed here instead
     r"rope_freqs\.weight|.*\.rotary_emb\.inv_freq|(transformer\.)?h\.\d+\.attn\.(masked_)?bias")
 
@@ -9218,6 +9240,9 @@ KEYS = {    # hyperparameter: its key in GGUF, and its keys in config.json
     "final_cap":    ("final_logit_softcapping", ("final_logit_softcapping",)),
     "query_scalar": (None, ("query_pre_attn_scalar",)),
     "n_experts":    ("expert_count", ("num_local_experts", "num_experts")),
+    "n_used":       ("expert_used_count", ("num_experts_per_tok",)),
+    "expert_ffn":   ("expert_feed_forward_length", ("moe_intermediate_size",)),
+    "normalize":    ("expert_weights_norm", ("norm_topk_prob",)),
 }
 
 
@@ -9228,8 +9253,13 @@ GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 CONFIG_MUST_BE = {  # keys of config.json that would change the answer, were they anything else
     "partial_rotary_factor": 1, "use_bidirectional_attention": False, "use_sliding_window": False,
     "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True,
-    "add_cross_attention": False,
+    "add_cross_attention": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
 }
+GGUF_MUST_BE = {    # the same for the keys of a GGUF, behind the name of the architecture
+    "expert_gating_func": 1, "expert_weights_scale": 1, "expert_shared_count": 0,
+    "expert_group_count": 1, "leading_dense_block_count": 0, "interleave_moe_layer_step": 1,
+}
+MAX_USED_EXPERTS = 64                   # of MAX_EXPERTS, for one row
 
 
 class Hparams:
@@ -9253,9 +9283,9 @@ class Hparams:
             raise KshipraError(f"architecture {self.arch_name!r} ({key}) is not supported; "
                                f"supported are {', '.join(ARCHITECTURES)}", self.path)
         self.arch = ARCHITECTURES[self.arch_name]
-        if self.integer("n_experts", 0):
-            self.fail("n_experts", self.integer("n_experts", 0),
-                      "mixtures of experts are not supported yet")
+        self.n_experts = self.integer("n_experts", 0)
+        if self.is_gguf and self.arch_name == "llama" and self.n_experts:
+            self.arch = ARCHITECTURES["mixtral"]        # a GGUF calls it llama
         self.n_layers = self.integer("n_layers")
         self.hidden = self.integer("hidden")
         self.n_heads = self.integer("n_heads")
@@ -9269,6 +9299,7 @@ class Hparams:
             self.fail("value_dim", self.get("value_dim"),
                       f"keys and values must be equally wide, here {self.head_dim}")
         self.ffn = self.integer("ffn", 4 * self.hidden if self.arch_name == "gpt2" else None)
+        self._read_experts()
         self.n_ctx = self.integer("n_ctx")
         eps = "rms_eps" if self.arch.norm == "rms" else "layer_eps"
         self.eps = f32(self.number(eps))
@@ -9280,8 +9311,33 @@ class Hparams:
         self.attn_scale = f32(1 / math.sqrt(self._query_scalar()))
         self.embed_scale = f32(math.sqrt(self.hidden)) if self.arch.gemma else 1.0
         self.window = self._window()
-        if not self.is_gguf:
+        if self.is_gguf:
+            for key, need in GGUF_MUST_BE.items():
+                self._must_be(f"{self.arch_name}.{key}", (None, need))
+        else:
             self._check_config()
+
+    def _read_experts(self):
+        """Set n_used and normalize, and expert_ffn, what ffn is in an expert."""
+        if not self.arch.experts:
+            if self.n_experts:
+                self.fail("n_experts", self.n_experts, "of mixtures of experts " + ", ".join(
+                    name for name, arch in ARCHITECTURES.items() if arch.experts)
+                    + " are supported")
+            return
+        if not 1 <= self.n_experts <= MAX_EXPERTS:
+            self.fail("n_experts", self.n_experts, f"1 to {MAX_EXPERTS} experts are supported")
+        self.n_used = self.integer("n_used")
+        most = min(self.n_experts, MAX_USED_EXPERTS)
+        if self.n_used > most:
+            self.fail("n_used", self.n_used, f"of {self.n_experts} experts a row can use 1 to "
+                      f"{most}")
+        self.expert_ffn = self.integer(
+            "expert_ffn", None if self.arch_name == "qwen3moe" else self.ffn)
+        # All do so that can be met; but the default of Qwen 3's config.json is not to.
+        self.normalize = self.get("normalize", self.is_gguf or self.arch_name == "mixtral")
+        if not isinstance(self.normalize, bool):
+            self.fail("normalize", self.normalize, "true or false is needed")
 
     def get(self, name, default=None):
         """Return a hyperparameter as it stands in the file, or the default."""
@@ -9309,7 +9365,8 @@ class Hparams:
     def fail(self, name, value, why):
         """Raise the error that a hyperparameter's value deserves."""
         gguf_key, config_keys = KEYS[name]
-        key = f"{self.arch_name}.{gguf_key}" if self.is_gguf else config_keys[0]
+        key = f"{self.arch_name}.{gguf_key}" if self.is_gguf else next(
+            (key for key in config_keys if key in self.numbers), config_keys[0])
         raise KshipraError(f"{key} ({name}) is {_quote(value)}: {why}; the file is damaged or of "
                            "a kind that is not supported", self.path)
 
@@ -9331,7 +9388,7 @@ class Hparams:
 
     def _window(self):
         """Return the sliding window, 0 for none."""
-        if self.arch_name == "qwen2" or self.arch_name == "qwen3":
+        if self.arch_name in ("qwen2", "qwen3", "qwen3moe"):
             return 0                    # the key is there, and switched off
         return self.integer("window", None if self.arch.window_every else 0)
 
@@ -9545,24 +9602,26 @@ class Loader:
         self.hp, self.tensors = hp, checkpoint.tensors
         self.left = set(self.tensors)
         self.prefix = "transformer." if "transformer.wte.weight" in self.tensors else ""
+        # The first GGUF files of Mixtral held a tensor for each expert.
+        self.experts_apart = not hp.is_gguf or "blk.0.ffn_gate.0.weight" in self.tensors
 
-    def name(self, slot, layer, kind):
+    def name(self, slot, layer, kind, expert=None):
         """Return the tensor's name in this file."""
         gguf, llama, gpt2 = SLOTS[slot]
         if self.hp.is_gguf:
-            name = gguf
+            name = gguf.replace("_exps", ".{}") if self.experts_apart else gguf
         elif self.hp.arch.hf == "gpt2":
             name = gpt2 if slot == "lm_head" else self.prefix + gpt2
         else:
-            name = GEMMA_NAMES.get(slot, llama) if self.hp.arch.hf == "gemma" else llama
-        return name.format(layer) + "." + kind
+            name = HF_NAMES[self.hp.arch.hf].get(slot, llama)
+        return name.format(layer, expert) + "." + kind
 
     def has(self, slot, layer, kind="weight"):
         return self.name(slot, layer, kind) in self.tensors
 
-    def tensor(self, slot, layer, kind, shape):
+    def tensor(self, slot, layer, kind, shape, expert=None):
         """Return a tensor after checking its shape; shape: (n_out, n_in) or (n,)."""
-        name = self.name(slot, layer, kind)
+        name = self.name(slot, layer, kind, expert)
         t = self.tensors.get(name)
         if t is None:
             raise KshipraError(f"tensor {name!r} is missing; the file is incomplete, so fetch or "
@@ -9585,6 +9644,20 @@ class Loader:
             return array("f", [v + 1.0 for v in values])
         return values
 
+    def experts(self, slot, layer, shape):
+        """Return the matrices of all experts, a list of Tensor (n_out, n_in), one format."""
+        n = self.hp.n_experts
+        if not self.experts_apart:
+            whole = self.tensor(slot, layer, "weight", (n, *shape))
+            return [whole[i] for i in range(n)]
+        found = [self.tensor(slot, layer, "weight", shape, i) for i in range(n)]
+        for t in found:
+            if t.format is not found[0].format:
+                raise KshipraError(f"tensor {t.name!r} is of type {t.format.name}, but that of "
+                                   f"the first expert of {found[0].format.name}; the experts of "
+                                   "a layer must be of one type", self.hp.path, t.offset)
+        return found
+
     def check_all_used(self):
         """Refuse tensors that nothing here would read: the answers would be wrong."""
         left = sorted(n for n in self.left if not UNUSED_TENSORS.fullmatch(n))
@@ -9604,7 +9677,11 @@ def load_weights(checkpoint, hp):
         "wqkv": (q_dim + 2 * kv_dim, hp.hidden), "wq": (q_dim, hp.hidden),
         "wk": (kv_dim, hp.hidden), "wv": (kv_dim, hp.hidden), "wo": (hp.hidden, q_dim),
         "w_gate": (hp.ffn, hp.hidden), "w_up": (hp.ffn, hp.hidden), "w_down": (hp.hidden, hp.ffn),
+        "router": (hp.n_experts, hp.hidden),
     }
+    if hp.arch.experts:
+        shapes.update({"w_gate": (hp.expert_ffn, hp.hidden), "w_up": (hp.expert_ffn, hp.hidden),
+                       "w_down": (hp.hidden, hp.expert_ffn)})
     w = Weights()
     name = load.name("embed", None, "weight")
     if name not in load.tensors or len(load.tensors[name].shape) != 2:
@@ -9618,6 +9695,10 @@ def load_weights(checkpoint, hp):
     for i in range(hp.n_layers):
         layer = Weights()
         for slot, bias in re.findall(r"(\w+)(\S*)", hp.arch.slots):
+            if slot.endswith("_experts"):           # w_gate and so on, but lists
+                each = slot[:-len("_experts")]
+                setattr(layer, each, load.experts(slot, i, shapes[each]))
+                continue
             shape = shapes[slot]
             read = load.vector if len(shape) == 1 else load.tensor
             size = shape[0] if len(shape) == 1 else shape
@@ -9685,8 +9766,8 @@ def forward(model, ops, batch):
             return ops.layer_norm(x, weight, bias, hp.eps)
         return ops.rms_norm(x, weight, hp.eps)
 
-    def linear(x, weight, bias):
-        y = ops.matmul(weight, x)
+    def linear(x, weight, bias, route=None):
+        y = ops.matmul(weight, x, route)
         return y if bias is None else ops.add(y, bias)
 
     x = ops.embed(w.embed, batch.tokens)
@@ -9711,12 +9792,17 @@ def forward(model, ops, batch):
         x = ops.add(x, a)
         n = norm(x, layer.ffn_norm, layer.ffn_norm_b)
         act = ops.gelu if hp.arch.act == "gelu" else ops.silu
-        up = linear(n, layer.w_up, layer.w_up_b)
+        route = None
+        if layer.router is not None:    # from here on a row is a pick, one expert's work
+            route = ops.route(ops.matmul(layer.router, n), hp.n_used, hp.normalize)
+        up = linear(n, layer.w_up, layer.w_up_b, route)
         if layer.w_gate is not None:
-            up = ops.mul(act(linear(n, layer.w_gate, layer.w_gate_b)), up)
+            up = ops.mul(act(linear(n, layer.w_gate, layer.w_gate_b, route)), up)
         else:
             up = act(up)
-        f = linear(up, layer.w_down, layer.w_down_b)
+        f = linear(up, layer.w_down, layer.w_down_b, route)
+        if route is not None:
+            f = ops.mix(f, route)
         if layer.post_ffn_norm is not None:
             f = norm(f, layer.post_ffn_norm)
         x = ops.add(x, f)
