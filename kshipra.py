@@ -10182,9 +10182,16 @@ class Generation:
 
 def call_cost(name, args, out):
     """Return (operation, bytes, operations) of a call of the reference."""
-    n_out = sum(map(len, out))
     if name == "matmul":
-        return matrix_cost(args[0].format, *args[0].shape, len(out))
+        w, n_experts = args[0], None
+        if isinstance(w, list):
+            w, n_experts = w[0], len(w)
+        return matrix_cost(w.format, *w.shape, len(out), n_experts)
+    if name == "route":
+        return route_cost(len(args[0]), len(args[0][0]), args[1])
+    if name == "mix":
+        return mix_cost(len(out), len(out[0]), args[1].n_used)
+    n_out = sum(map(len, out))
     if name == "embed":
         return name, len(out) * args[0].row_bytes + 4 * n_out, n_out
     if name == "attention":
@@ -10195,11 +10202,18 @@ def call_cost(name, args, out):
     return name, 4 * (n_in + n_out), OPERATIONS_EACH.get(name, 1) * n_out
 
 
-def line_cost(batch, emit, parameters, fields, n_chunks):
+def line_cost(model, batch, emit, parameters, fields, n_chunks):
     """Return (operation, bytes, operations) of a line of a program."""
     name = emit.__name__[len("emit_"):]
     if name in ("matvec", "matmul", "matmul_float"):
         return matrix_cost(parameters[0], fields["n_out"], parameters[1], fields["n_rows"])
+    if name == "pick":
+        return matrix_cost(parameters[0], fields["n_out"], parameters[1], fields["n_picks"],
+                           model.hparams.n_experts)
+    if name == "route":
+        return route_cost(n_chunks, fields["n"], fields["n_used"])
+    if name == "mix":
+        return mix_cost(n_chunks, fields["n"], fields["n_used"])
     if name == "attention":
         return attention_cost(batch, fields["window"], fields["n_heads"], fields["n_kv_heads"],
                               parameters[1])
@@ -10223,8 +10237,8 @@ class Profile:
     lines: {operation: [calls, seconds, bytes, operations]}
     """
 
-    OPERATIONS = ("embed", "matmul", "add", "mul", "rms_norm", "layer_norm", "rope", "silu",
-                  "gelu", "attention", "softcap")
+    OPERATIONS = ("embed", "matmul", "route", "mix", "add", "mul", "rms_norm", "layer_norm",
+                  "rope", "silu", "gelu", "attention", "softcap")
 
     def __init__(self, ops):
         self.ops, self.lines = ops, {}
@@ -10254,22 +10268,34 @@ class Profile:
             return forward(model, self, batch)
         logits, calls = self.ops.timed_run(forward, model, batch)
         for *call, seconds in calls:
-            self.note(line_cost(batch, *call), seconds)
+            self.note(line_cost(model, batch, *call), seconds)
         return logits
 
 
 # What a call must move and compute.  A matrix counts its weights once, an activation 4 bytes
 # a number; attention reads each position that its rows see once for all rows of a sequence.
+# Experts count as if no two picks were of the same one while there are others: so it is for
+# one row; for several it is the most that they can be.
 # A cost is (operation, bytes, operations).
 
 OPERATIONS_EACH = {     # of a result; a polynomial's steps count one by one
-    "rms_norm": 4, "layer_norm": 7, "rope": 3, "quantize": 3, "silu": 20, "gelu": 26,
+    "exp": 18, "rms_norm": 4, "layer_norm": 7, "rope": 3, "quantize": 3, "silu": 20, "gelu": 26,
     "softcap": 26, "silu_mul": 21, "gelu_mul": 27}
 
 
-def matrix_cost(format, n_out, n_in, n_rows):
-    return (f"matmul {format.name}", format.n_bytes(n_out * n_in) + 4 * n_rows * (n_in + n_out),
-            2 * n_out * n_in * n_rows)
+def matrix_cost(format, n_out, n_in, n_rows, n_experts=None):
+    n_read = 1 if n_experts is None else min(n_rows, n_experts)
+    n_bytes = n_read * format.n_bytes(n_out * n_in) + 4 * n_rows * (n_in + n_out)
+    return f"matmul {format.name}", n_bytes, 2 * n_out * n_in * n_rows
+
+
+def route_cost(n_rows, n_experts, n_used):
+    return ("route", 4 * n_rows * (n_experts + 2 * n_used),
+            n_rows * (n_used * n_experts + OPERATIONS_EACH["exp"] * n_experts))
+
+
+def mix_cost(n_rows, n, n_used):
+    return "mix", 4 * n_rows * n * (n_used + 1), 2 * n_rows * n * n_used
 
 
 def attention_cost(batch, window, n_heads, n_kv_heads, head_dim):
@@ -10474,7 +10500,8 @@ def limits_text(limits):
 def activation_bytes(hp, n_rows, n_vocab):
     """Return the size of all activations of a step, the logits of one row included."""
     q_dim, kv_dim = hp.n_heads * hp.head_dim, hp.n_kv_heads * hp.head_dim
-    return 4 * (n_rows * (3 * hp.hidden + 2 * q_dim + 2 * kv_dim + 2 * hp.ffn) + n_vocab)
+    inside = 2 * hp.ffn if not hp.arch.experts else hp.n_used * (2 * hp.expert_ffn + hp.hidden)
+    return 4 * (n_rows * (3 * hp.hidden + 2 * q_dim + 2 * kv_dim + inside) + n_vocab)
 
 
 def ledger(model, n_rows, n_positions):
@@ -10739,6 +10766,11 @@ def describe(path, ctx_size=None, kv_type="f16"):
     embed = checkpoint.tensors.get(Loader(checkpoint, hp).name("embed", None, "weight"))
     n_vocab = embed.shape[0] if embed is not None else 0
     scratch = activation_bytes(hp, Reference.prefill_rows, n_vocab)
+    if hp.arch.experts:
+        idle = sum(t.n_bytes for name, t in checkpoint.tensors.items()
+                   if EXPERT_TENSORS.fullmatch(name)) * (hp.n_experts - hp.n_used) // hp.n_experts
+        yield (f"  experts      {hp.n_used} of {hp.n_experts} in each layer for a token, which so "
+               f"reads {megabytes(weight_bytes - idle)} of the weights")
     yield (f"  KV cache     {megabytes(kv_bytes * n_ctx)}, {kv_type}, {n_ctx} positions "
            f"of {kv_bytes} bytes")
     yield f"  scratch      {megabytes(scratch)}, for {Reference.prefill_rows} rows at a time"
@@ -10761,8 +10793,10 @@ def listed_kernels():
         kernels["embed_" + name] = emit_embed, fmt, max(fmt.block_len, 64)
     for emit in (emit_quantize, emit_add, emit_mul, emit_scale, emit_silu, emit_gelu,
                  emit_silu_mul, emit_gelu_mul, emit_softcap, emit_rms_norm, emit_layer_norm,
-                 emit_rows, emit_argmax, emit_exp_sum, emit_compact, emit_sequence, emit_run):
+                 emit_rows, emit_route, emit_mix, emit_argmax, emit_exp_sum, emit_compact,
+                 emit_sequence, emit_run):
         kernels[emit.__name__[5:]] = (emit,)
+    kernels["pick"] = emit_pick, FORMATS["Q4_0"], 64
     for pairing in ("interleaved", "half"):
         kernels["rope_" + pairing] = emit_rope, pairing
     for kv_type in KV_TYPES:
