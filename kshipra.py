@@ -27,8 +27,8 @@ Read it, top to bottom:
     12. Front doors
     13. The model in the file
 
-Glossary.  n_layers, n_heads, n_kv_heads, n_vocab, n_ctx: counts.  head_dim, hidden, ffn:
-the width of a head, of the residual stream, of the inside of the feed-forward network.
+Glossary.  n_layers, n_heads, n_kv_heads, n_experts, n_vocab, n_ctx: counts.  head_dim, hidden,
+ffn: the width of a head, of the residual stream, of the inside of the feed-forward network.
 R: the rows of a batch; a row is one (token, position, sequence) and its line in every
 activation.  S: the positions that a row can see.  token: an id; piece: its bytes; text: a
 str.  Weight matrices are (n_out, n_in).  block: a run of quantized weights; page: the unit
@@ -2778,6 +2778,18 @@ def attend(q, chunks, scale, cap=0.0, sink=None):
 PREPARED_LIMIT_BYTES = 2 << 30          # weights kept unpacked, at most
 
 
+class Route(NamedTuple):
+    """The experts that each row is sent to, the first choice first.  A row and one of its
+    experts are a pick; pick r * n_used + j is the choice j of row r.
+
+    n_used: picks of a row   experts, weights: of each pick, in the form of the backend; in the
+    reference a list of int and an array('f')
+    """
+    n_used: int
+    experts: object
+    weights: object
+
+
 class Reference:
     """The operations on lists of rows, in plain Python.
 
@@ -2806,14 +2818,60 @@ class Reference:
         """Return rows `tokens` of w.   w: (n_vocab, hidden)   -> (R, hidden)"""
         return [w[t].floats() for t in tokens]
 
-    def matmul(self, w, x):
-        """Return x times w transposed.   w: (n_out, n_in)   x: (R, n_in)   -> (R, n_out)"""
+    def matmul(self, w, x, route=None):
+        """Return x times w transposed.   w: (n_out, n_in)   x: (R, n_in)   -> (R, n_out)
+
+        With a route w is a list of matrices, one for each expert, and every pick is multiplied
+        by its expert's.   x: (R, n_in), the picks' rows, or (picks, n_in)   -> (picks, n_out)
+        """
+        if route is not None:
+            return self._matmul_picks(w, x, route)
         if self.kind == "naive":
             return matmul_naive(w, x)
         unpacked = self.prepare(w) if self.kind == "packed" else None
         if unpacked is None:
             return matmul_tiled(w, x)
         return (matmul_packed if w.format.sub_len else matmul_columns)(unpacked, x)
+
+    def _matmul_picks(self, w, x, route):
+        """Return matmul with a route; each matrix meets all of its picks at once."""
+        out, picks_of = [None] * len(route.experts), {}
+        each = len(out) // len(x)                   # picks that share a row of x
+        for pick, expert in enumerate(route.experts):
+            picks_of.setdefault(expert, []).append(pick)
+        for expert, picks in picks_of.items():
+            rows = self.matmul(w[expert], [x[pick // each] for pick in picks])
+            for pick, row in zip(picks, rows):
+                out[pick] = row
+        return out
+
+    def route(self, x, n_used, normalize):
+        """Return the Route to each row's n_used experts of largest logits, equal ones in order.
+
+        x: (R, n_experts), logits
+        The weight of an expert is its probability e / total, with e = exp(logit - largest);
+        total: the lane sum of all e or, to normalize, of the chosen e, added in order of choice.
+        Raises KshipraError if a logit is not finite.
+        Source: Jiang et al. (2024), "Mixtral of experts", section 2.1, which normalizes.
+        """
+        experts, weights = [], array("f")
+        for row in x:
+            check_finite(row)
+            chosen = self.largest(row, n_used)
+            e = exp([v - row[chosen[0]] for v in row])
+            picked = [e[i] for i in chosen]
+            total = functools.reduce(lambda a, b: f32(a + b), picked) if normalize else lane_sum(e)
+            experts.extend(chosen)
+            weights.extend([v / total for v in picked])
+        return Route(n_used, experts, weights)
+
+    def mix(self, x, route):
+        """Return for each row the sum of its picks' x times their weights, in order of choice.
+
+        x: (picks, n)   -> (R, n)   The first product begins the sum.
+        """
+        scaled, n = [f32_scale(row, c) for row, c in zip(x, route.weights)], route.n_used
+        return [functools.reduce(f32_add, scaled[i:i + n]) for i in range(0, len(scaled), n)]
 
     def add(self, x, y):
         """Return x + y; y may be one row, added to each.   (R, n) + (R, n) or (n,) -> (R, n)"""
@@ -6064,9 +6122,12 @@ def choose_isa(environ):
 # product while that is an integer, as bias * sum of the activation codes: exact, and the codes
 # themselves stay unsigned, which the processor's dot product wants.
 
+MATRIX_FIELDS = ("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")
+
 # Activations, quantized: a record for each block of 32 of each row.  Rows go in groups of six,
 # the last group may be smaller; a group holds the records of its rows for block 0, then those
-# for block 1, and so on, in one piece, in the order in which they will be read.
+# for block 1, and so on, in one piece, in the order in which they will be read.  Rows that each
+# meet a weight of their own go in groups of one.
 #
 #     0           32      36            40     44     48     52           56           60
 #    +-----------+-------+-------------+------+------+------+------------+------------+---+
@@ -6112,12 +6173,13 @@ def emit_quantize(k):
     """Emit quantize_activations for row `chunk` of x.
 
     x: f32 (n_rows, 32 * n_blocks)   xq: 64 bytes * n_rows * n_blocks, records as above
+    group: rows of a group
     """
-    x, xq, n_blocks, n_rows = k.args("x", "xq", "n_blocks", "n_rows")
+    x, xq, n_blocks, n_rows, group = k.args("x", "xq", "n_blocks", "n_rows", "group")
     x += k.chunk * (n_blocks << 7)
-    first = k.div(k.chunk, k.imm(ACT_GROUP)) * ACT_GROUP
+    first = k.div(k.chunk, group) * group
     xq += (first * n_blocks + (k.chunk - first)) << 6
-    step = k.min(n_rows - first, ACT_GROUP) << 6
+    step = k.min(n_rows - first, group) << 6
     with k.loop(n_blocks):
         emit_quantize_block(k, x, xq)
         k.advance(x=128)
@@ -6527,7 +6589,7 @@ def emit_matvec(k, format, n_in, lanes=8, n_rows=1):
     Rows are taken in groups of eight; the last group ends at the last row, so that some rows
     may be computed twice.
     """
-    n_out, chunk_rows = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")[3:5]
+    n_out, chunk_rows = k.args(*MATRIX_FIELDS)[3:5]
     row_bytes = format.n_bytes(n_in)
     steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
     row = k.chunk * chunk_rows
@@ -6658,7 +6720,7 @@ def emit_matmul(k, format, n_in, lanes=8, full_u8=False):
     full_u8: whether dot4_us is right for bytes up to 255, as in VNNI; then int8 codes are kept
     as code + 128, which spares their signs' special handling.
     """
-    n_out, chunk_rows = k.args("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")[3:5]
+    n_out, chunk_rows = k.args(*MATRIX_FIELDS)[3:5]
     row_bytes = format.n_bytes(n_in)
     steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
     bias = 128 if is_int8(format) and full_u8 else format.codes.bias
@@ -6746,8 +6808,7 @@ def emit_matmul_float(k, format, n_in):
     Three rows by three share each value read three times; with one row of activations left,
     four weight rows are read side by side.
     """
-    w, x, y, n_out, chunk_rows, rows_left, y_stride = k.args(
-        "w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")
+    w, x, y, n_out, chunk_rows, rows_left, y_stride = k.args(*MATRIX_FIELDS)
     row_bytes = format.n_bytes(n_in)
     first = k.chunk * chunk_rows
     n_chunk = k.min(n_out - first, chunk_rows)
@@ -6831,7 +6892,7 @@ def emit_embed(k, format, n_in):
 # 5.6 Kernels: the other operations
 #
 # What a forward pass does besides multiplying by matrices: norms, rotations, activations,
-# the cache and attention.  Each emitter is named after the operation of chapter 4 that it
+# the cache, attention and the choice of experts.  Each emitter is named after the operation of chapter 4 that it
 # must equal, bit for bit; its docstring says what one chunk of work is.
 #
 # The one idea: a vector of eight lanes is the natural unit of the definitions.  lane_sum adds
@@ -7830,6 +7891,124 @@ def _transpose(k, v):
     return [k.halves(a, b, half, 2 + half).f32 for half in (0, 1) for a, b in zip(*fours)]
 
 
+def _largest_lane(k, best, index):
+    """Emit (index, value) of the largest of eight values, of equal ones the lowest index.
+
+    best: f32x8, no NaN   index: i32x8   -> register, f32x8 with the value in every lane
+    """
+    top, far = k.hmax_f32(best), k.const_i32x8(2**31 - 1)
+    first = far - k.hmax_u32(far - index & k.cmp_f32(best, "==", top))
+    return k.extract_i32(first, 0), top
+
+
+# Experts.  Which weight a row meets is known only when a program runs.  To a matrix kernel that is
+# a matter of arguments, so a kernel of its own writes them down and calls it.
+
+MAX_EXPERTS = 512
+
+
+def emit_pick(k, format, n_in):
+    """Emit matmul for one pick: the kernel for one row of activations, with its expert's weight.
+
+    kernel: address of emit_matvec or emit_matmul_float for this format and n_in
+    table: i64 (n_experts,), addresses of weights   experts: i32 (n_picks,)
+    x: a row for every per_row picks, in groups of one where it is quantized   y: a row for
+    each pick   scratch: that of the kernel, then its arguments
+    Chunk c is chunk c / n_picks of pick c % n_picks: so the same rows of a weight that several
+    picks choose are read from memory once.
+    """
+    field = Fields(k, "kernel", "table", "x", "y", "n_out", "chunk_rows", "y_stride", "experts",
+                   "n_picks", "per_row")
+    x_row_bytes = 4 * n_in if format.sub_len is None else n_in // ACT_BLOCK * ACT_RECORD
+    args, n_picks = k.scratch + MATVEC_SCRATCH, field("n_picks")
+    pick = k.rem(k.chunk, n_picks)
+    expert = k.load_i32(field("experts") + (pick << 2))
+    w, row = k.load_i64(field("table") + (expert << 3)), k.div(pick, field("per_row"))
+    own = {"w": w, "x": field("x") + row * x_row_bytes,
+           "y": field("y") + pick * field("y_stride"), "n_rows": k.imm(1)}
+    for i, name in enumerate(MATRIX_FIELDS):
+        k.store_i64(args, own[name] if name in own else field(name), 8 * i)
+    k.call(field("kernel"), args, k.div(k.chunk, n_picks), k.scratch)
+
+
+def emit_route(k):
+    """Emit route(x, n_used, normalize).  A chunk is one row.
+
+    The largest logit is taken several times over, from a copy in which each that was chosen is
+    struck out.
+
+    x: f32 (R, n), n <= MAX_EXPERTS   -> experts: i32, weights: f32, both (R, n_used)
+    normalize: 0 or 1   scratch: 4 * MAX_EXPERTS
+    Experts become addresses, so they are 0..n-1 whatever the logits are: what is not a number
+    is never larger, and where nothing is, 0 is chosen.  One logit that is not finite makes all
+    weights of its row NaN.
+    """
+    field = Fields(k, "x", "x_row_bytes", "n", "n_used", "normalize", "experts", "weights")
+    x, place = field.row("x", k.chunk), k.chunk * field("n_used") << 2
+    experts, weights = field("experts") + place, field("weights") + place
+    source, copy, wild = k.copy(x), k.copy(k.scratch), k.zero_f32x8()
+
+    def take(lanes):
+        v = _load_some(k, source, lanes)
+        k.add_f32(wild, v - v, to=wild)
+        if lanes is not None:
+            v = k.select(_first_lanes(k, lanes), v, k.const_f32x8(-math.inf)).f32
+        k.store_f32x8(copy, v)
+
+    _each_vector(k, field("n"), ((source, 32), (copy, 32)), take)
+    expert, logit = k.copy(experts), k.copy(weights)
+    with k.loop(field("n_used")):
+        best, index, here = k.const_f32x8(-math.inf), k.zero_i32x8(), k.const_i32x8(range(8))
+        k.mov(copy, k.scratch)
+        with k.loop((field("n") + 7) >> 3):
+            v = k.load_f32x8(copy)
+            k.select(k.cmp_f32(v, ">", best), here, index, to=index)
+            k.max_f32(v, best, to=best)
+            k.add_i32(here, k.const_i32x8(8), to=here)
+            copy += 32
+        first, top = _largest_lane(k, best, index)
+        k.store_i32(expert, first)
+        k.store_f32(logit, top)
+        k.store_f32(k.scratch + (first << 2), k.const_f32x8(-math.inf))
+        expert += 4
+        logit += 4
+    top, total = k.broadcast_f32x8(weights) + k.hsum_f32(wild), k.zero_f32x8()
+    logit = k.copy(weights)
+    _each_vector(k, field("n_used"), ((logit, 32),), lambda lanes: _store_some(
+        k, logit, emit_exp(k, _load_some(k, logit, lanes) - top), lanes))
+    with k.if_(field("normalize"), "!=", 0):
+        e = k.copy(weights)
+        with k.loop(field("n_used")):
+            k.add_f32(total, k.broadcast_f32x8(e), to=total)
+            e += 4
+    with k.else_():
+        k.mov(total, _lane_sum(k, x, field("n"), lambda v: emit_exp(k, v - top)))
+    _each_vector(k, field("n_used"), ((weights, 32),), lambda lanes: _store_some(
+        k, weights, _load_some(k, weights, lanes) / total, lanes))
+
+
+def emit_mix(k):
+    """Emit out = mix(x, route).  A chunk is one row of out.
+
+    x: f32 (R * n_used, n)   weights: f32 (R * n_used,)   out: f32 (R, n), not x
+    """
+    field = Fields(k, "x", "x_row_bytes", "weights", "n_used", "out", "out_row_bytes", "n")
+    first = k.chunk * field("n_used")
+    x, out = field.row("x", first), field.row("out", k.chunk)
+    weights = field("weights") + (first << 2)
+
+    def body(lanes):
+        row, weight = k.copy(x), k.copy(weights)
+        total = _load_some(k, row, lanes) * k.broadcast_f32x8(weight)
+        with k.loop(field("n_used") - 1):
+            row += field("x_row_bytes")
+            weight += 4
+            total += _load_some(k, row, lanes) * k.broadcast_f32x8(weight)
+        _store_some(k, out, total, lanes)
+
+    _each_vector(k, field("n"), ((x, 32), (out, 32)), body)
+
+
 # For sampling.  Python is too slow to look at each of 262144 logits; these leave it few.
 
 def emit_argmax(k):
@@ -7855,10 +8034,9 @@ def emit_argmax(k):
         k.add_i32(here, k.const_i32x8(8), to=here)
 
     _each_vector(k, field("n"), ((x, 32),), body)
-    top = k.hmax_f32(best)
-    first = far - k.hmax_u32(far - index & k.cmp_f32(best, "==", top))
+    first, top = _largest_lane(k, best, index)
     out = field("out") + (k.chunk << 4)
-    k.store_i32(out, k.extract_i32(first, 0))
+    k.store_i32(out, first)
     k.store_f32(out, top, 4)
     k.store_i64(out, k.extract_i32(k.hsum_i32(wild), 0) >> 63 & 1, 8)
 
@@ -8119,14 +8297,15 @@ class Team:
 class Buffer:
     """An activation of a recorded program: f32 (n_rows, n) in the arena.
 
-    address: of the first row   quantized: the Buffer of its int8 form, once there is one
+    address: of the first row   quantized: the Buffers of its int8 form that there are already,
+    by the size of their groups of rows
     Python frees a Buffer when the forward pass drops it, and its place serves the next one.
     """
 
     def __init__(self, program, n_rows, n, n_bytes):
         self.program, self.n_rows, self.n, self.n_bytes = program, n_rows, n, n_bytes
         self.address = program.place(n_bytes)
-        self.quantized = None
+        self.quantized = {}
 
     row_bytes = property(lambda self: 4 * self.n)
     span = property(lambda self: (self.address, self.address + self.n_bytes))
@@ -8338,6 +8517,13 @@ def _trial(emit, parameters):
     if emit is emit_embed:
         matrix = _trial_tensor(parameters[0], 5, parameters[1], rng)
         return (lambda ops, index: ops.embed(matrix, index)), [[4, 0, 3]]
+    if emit is emit_pick:
+        experts = [_trial_tensor(parameters[0], 8, parameters[1], rng) for _ in range(4)]
+        return (lambda ops, x, y: ops.matmul(experts, x, ops.route(y, 2, True))), [
+            rows(3, parameters[1]), rows(3, 4)]
+    if emit in (emit_route, emit_mix):
+        return (lambda ops, x, y: ops.add(ops.mix(x, ops.route(y, 3, True)),
+                                          ops.mix(x, ops.route(y, 3, False)))), [rows(9, 21), x]
     return {
         emit_add: ((lambda ops, x, y: ops.add(x, y)), [x, y]),
         emit_mul: ((lambda ops, x, y: ops.mul(x, y)), [x, y]),
@@ -8495,8 +8681,21 @@ class Native:
                   tokens=index.address, w=w.address(), y=out.address, y_stride=out.row_bytes)
         return out
 
-    def matmul(self, w, x):
-        w, x = self.matrix(w), self.done(x)
+    def quantized(self, x, group):
+        """Return x in int8, in groups of so many rows; once for all matrices that it meets."""
+        if group not in x.quantized:
+            n_blocks = x.n // ACT_BLOCK
+            xq = Buffer(self.program, x.n_rows, x.n, ACT_RECORD * n_blocks * x.n_rows)
+            self.line(x.n_rows, [x], [xq], emit_quantize, by_row=True, x=x.address,
+                      xq=xq.address, n_blocks=n_blocks, n_rows=x.n_rows, group=group)
+            x.quantized[group] = xq
+        return x.quantized[group]
+
+    def matmul(self, w, x, route=None):
+        x = self.done(x)
+        if route is not None:
+            return self.matmul_picks(w, x, route)
+        w = self.matrix(w)
         n_out, n_in = w.shape
         out = self.buffer(x.n_rows, n_out)
         chunk_rows = self.chunk_rows(w, x.n_rows)
@@ -8507,16 +8706,52 @@ class Native:
             self.line(n_chunks, [x], [out], emit_matmul_float, w.format, n_in,
                       x=x.address, **fields)
             return out
-        if x.quantized is None:         # once for all matrices that this activation meets
-            n_blocks = n_in // ACT_BLOCK
-            x.quantized = Buffer(self.program, x.n_rows, n_in, ACT_RECORD * n_blocks * x.n_rows)
-            self.line(x.n_rows, [x], [x.quantized], emit_quantize, by_row=True, x=x.address,
-                      xq=x.quantized.address, n_blocks=n_blocks, n_rows=x.n_rows)
+        xq = self.quantized(x, min(x.n_rows, ACT_GROUP))
         if x.n_rows <= matvec_rows(w.format):
             kernel = emit_matvec, w.format, n_in, min(8, n_out), x.n_rows
         else:                           # VNNI multiplies bytes without a sign up to 255
             kernel = emit_matmul, w.format, n_in, min(8, n_out), self.isa in FULL_U8
-        self.line(n_chunks, [x.quantized], [out], *kernel, x=x.quantized.address, **fields)
+        self.line(n_chunks, [xq], [out], *kernel, x=xq.address, **fields)
+        return out
+
+    def matmul_picks(self, w, x, route):
+        """Record matmul with a route.
+
+        w: a list of matrices of one shape and format, contiguous
+        """
+        format, (n_out, n_in) = w[0].format, w[0].shape
+        n_picks = route.experts.n_rows * route.n_used
+        if id(w) not in self.owned:
+            self.owned[id(w)] = w, array("q", [expert.address() for expert in w])
+        out = self.buffer(n_picks, n_out)
+        chunk_rows = max(8, n_out * n_picks // (SHARES * self.n_threads) + 7 & ~7)
+        if n_picks > route.n_used:      # rows may share experts, and then what a cache holds
+            chunk_rows = min(chunk_rows, PANEL_ROWS)
+        if format.sub_len is None:
+            kernel = emit_matmul_float, format, n_in
+        else:
+            x, kernel = self.quantized(x, 1), (emit_matvec, format, n_in, min(8, n_out), 1)
+        self.line(-(-n_out // chunk_rows) * n_picks, [x, route.experts], [out], emit_pick, format,
+                  n_in, kernel=self.kernel(*kernel)[0],
+                  table=self.owned[id(w)][1].buffer_info()[0], x=x.address, y=out.address,
+                  n_out=n_out, chunk_rows=chunk_rows, y_stride=out.row_bytes,
+                  experts=route.experts.address, n_picks=n_picks, per_row=n_picks // x.n_rows)
+        return out
+
+    def route(self, x, n_used, normalize):
+        assert x.n <= MAX_EXPERTS, "what a route keeps a copy of"
+        experts, weights = self.buffer(x.n_rows, n_used), self.buffer(x.n_rows, n_used)
+        self.line(x.n_rows, [x], [experts, weights], emit_route, by_row=True, x=x.address,
+                  x_row_bytes=x.row_bytes, n=x.n, n_used=n_used, normalize=int(normalize),
+                  experts=experts.address, weights=weights.address)
+        return Route(n_used, experts, weights)
+
+    def mix(self, x, route):
+        n_rows = route.weights.n_rows
+        out = self.buffer(n_rows, x.n)
+        self.line(n_rows, [x, route.weights], [out], emit_mix, by_row=True, x=x.address,
+                  x_row_bytes=x.row_bytes, weights=route.weights.address, n_used=route.n_used,
+                  out=out.address, out_row_bytes=out.row_bytes, n=x.n)
         return out
 
     def add(self, x, y):
@@ -9021,8 +9256,12 @@ class Sequence:
 #                x = x + w_down (silu(w_gate n) * w_up n)              n = norm(x)
 #   logits = lm_head norm(x)
 #
-# Not here: mixtures of experts; they are refused by name.
-# Sources: Radford et al. (2019), GPT-2; Touvron et al. (2023), Llama; the Gemma reports.
+# In a mixture of experts w_gate, w_up and w_down are lists of matrices, of which a router
+# picks a few for each row; their results are added, each with a weight.
+#
+# Not here: experts that every row uses (shared ones), and layers without experts among others.
+# Sources: Radford et al. (2019), GPT-2; Touvron et al. (2023), Llama; the Gemma reports;
+# Jiang et al. (2024), Mixtral.
 
 # 7.1 Tables
 
@@ -9040,9 +9279,12 @@ class Arch(NamedTuple):
     hf: str = "llama"
     gemma: bool = False                 # embeddings times sqrt(hidden); HF norms lack their 1
     window_every: int = 0               # every n-th layer sees all; the others a window
+    experts: bool = False               # a mixture of experts
 
 
 LLAMA_SLOTS = "attn_norm wq?b wk?b wv?b wo?b ffn_norm w_gate?b w_up?b w_down?b"
+EXPERT_SLOTS = ("attn_norm wq?b wk?b wv?b wo?b ffn_norm router w_gate_experts w_up_experts "
+                "w_down_experts")
 POST_NORMS = " post_attn_norm post_ffn_norm"
 
 ARCHITECTURES = {
@@ -9055,8 +9297,10 @@ ARCHITECTURES = {
     "gemma2": Arch(LLAMA_SLOTS + POST_NORMS, act="gelu", hf="gemma", gemma=True, window_every=2),
     "gemma3": Arch(LLAMA_SLOTS + POST_NORMS + " q_norm k_norm", act="gelu", hf="gemma",
                    gemma=True, window_every=6),
+    "mixtral":  Arch(EXPERT_SLOTS, rope="interleaved", hf="mixtral", experts=True),
+    "qwen3moe": Arch(EXPERT_SLOTS + " q_norm k_norm", experts=True),
 }
-HF_MODEL_TYPES = {"gemma3_text": "gemma3", "mistral": "llama"}
+HF_MODEL_TYPES = {"gemma3_text": "gemma3", "mistral": "llama", "qwen3_moe": "qwen3moe"}
 
 SLOTS = {   # slot: the tensor's name in GGUF, in llama-like and in GPT-2's safetensors
     "embed":          ("token_embd", "model.embed_tokens", "wte"),
@@ -9079,12 +9323,25 @@ SLOTS = {   # slot: the tensor's name in GGUF, in llama-like and in GPT-2's safe
     "w_up":           ("blk.{}.ffn_up", "model.layers.{}.mlp.up_proj", "h.{}.mlp.c_fc"),
     "w_down":         ("blk.{}.ffn_down", "model.layers.{}.mlp.down_proj", "h.{}.mlp.c_proj"),
     "post_ffn_norm":  ("blk.{}.post_ffw_norm", None, None),
+    # a second {}: a tensor for each expert; without: the experts are its first axis
+    "router":         ("blk.{}.ffn_gate_inp", "model.layers.{}.mlp.gate", None),
+    "w_gate_experts": ("blk.{}.ffn_gate_exps", "model.layers.{}.mlp.experts.{}.gate_proj", None),
+    "w_up_experts":   ("blk.{}.ffn_up_exps", "model.layers.{}.mlp.experts.{}.up_proj", None),
+    "w_down_experts": ("blk.{}.ffn_down_exps", "model.layers.{}.mlp.experts.{}.down_proj", None),
 }
 GEMMA_NAMES = {     # where Gemma 2 and 3 differ from llama-like safetensors
     "post_attn_norm": "model.layers.{}.post_attention_layernorm",
     "ffn_norm":       "model.layers.{}.pre_feedforward_layernorm",
     "post_ffn_norm":  "model.layers.{}.post_feedforward_layernorm",
 }
+MIXTRAL_NAMES = {   # where Mixtral's safetensors differ, and its first GGUF files
+    "router":         "model.layers.{}.block_sparse_moe.gate",
+    "w_gate_experts": "model.layers.{}.block_sparse_moe.experts.{}.w1",
+    "w_up_experts":   "model.layers.{}.block_sparse_moe.experts.{}.w3",
+    "w_down_experts": "model.layers.{}.block_sparse_moe.experts.{}.w2",
+}
+HF_NAMES = {"llama": {}, "gemma": GEMMA_NAMES, "mixtral": MIXTRAL_NAMES}
+EXPERT_TENSORS = re.compile(r".*(ffn_(gate|up|down)(_exps|\.\d+)|\.experts\.\d+\.\w+)\.weight")
 UNUSED_TENSORS = re.compile(    # stored by some exporters, and computed here instead
     r"rope_freqs\.weight|.*\.rotary_emb\.inv_freq|(transformer\.)?h\.\d+\.attn\.(masked_)?bias")
 
@@ -9107,6 +9364,9 @@ KEYS = {    # hyperparameter: its key in GGUF, and its keys in config.json
     "final_cap":    ("final_logit_softcapping", ("final_logit_softcapping",)),
     "query_scalar": (None, ("query_pre_attn_scalar",)),
     "n_experts":    ("expert_count", ("num_local_experts", "num_experts")),
+    "n_used":       ("expert_used_count", ("num_experts_per_tok",)),
+    "expert_ffn":   ("expert_feed_forward_length", ("moe_intermediate_size",)),
+    "normalize":    ("expert_weights_norm", ("norm_topk_prob",)),
 }
 
 
@@ -9117,8 +9377,13 @@ GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 CONFIG_MUST_BE = {  # keys of config.json that would change the answer, were they anything else
     "partial_rotary_factor": 1, "use_bidirectional_attention": False, "use_sliding_window": False,
     "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True,
-    "add_cross_attention": False,
+    "add_cross_attention": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
 }
+GGUF_MUST_BE = {    # the same for the keys of a GGUF, behind the name of the architecture
+    "expert_gating_func": 1, "expert_weights_scale": 1, "expert_shared_count": 0,
+    "expert_group_count": 1, "leading_dense_block_count": 0, "interleave_moe_layer_step": 1,
+}
+MAX_USED_EXPERTS = 64                   # of MAX_EXPERTS, for one row
 
 
 class Hparams:
@@ -9142,9 +9407,9 @@ class Hparams:
             raise KshipraError(f"architecture {self.arch_name!r} ({key}) is not supported; "
                                f"supported are {', '.join(ARCHITECTURES)}", self.path)
         self.arch = ARCHITECTURES[self.arch_name]
-        if self.integer("n_experts", 0):
-            self.fail("n_experts", self.integer("n_experts", 0),
-                      "mixtures of experts are not supported yet")
+        self.n_experts = self.integer("n_experts", 0)
+        if self.is_gguf and self.arch_name == "llama" and self.n_experts:
+            self.arch = ARCHITECTURES["mixtral"]        # a GGUF calls it llama
         self.n_layers = self.integer("n_layers")
         self.hidden = self.integer("hidden")
         self.n_heads = self.integer("n_heads")
@@ -9158,6 +9423,7 @@ class Hparams:
             self.fail("value_dim", self.get("value_dim"),
                       f"keys and values must be equally wide, here {self.head_dim}")
         self.ffn = self.integer("ffn", 4 * self.hidden if self.arch_name == "gpt2" else None)
+        self._read_experts()
         self.n_ctx = self.integer("n_ctx")
         eps = "rms_eps" if self.arch.norm == "rms" else "layer_eps"
         self.eps = f32(self.number(eps))
@@ -9169,8 +9435,33 @@ class Hparams:
         self.attn_scale = f32(1 / math.sqrt(self._query_scalar()))
         self.embed_scale = f32(math.sqrt(self.hidden)) if self.arch.gemma else 1.0
         self.window = self._window()
-        if not self.is_gguf:
+        if self.is_gguf:
+            for key, need in GGUF_MUST_BE.items():
+                self._must_be(f"{self.arch_name}.{key}", (None, need))
+        else:
             self._check_config()
+
+    def _read_experts(self):
+        """Set n_used and normalize, and expert_ffn, what ffn is in an expert."""
+        if not self.arch.experts:
+            if self.n_experts:
+                self.fail("n_experts", self.n_experts, "of mixtures of experts " + ", ".join(
+                    name for name, arch in ARCHITECTURES.items() if arch.experts)
+                    + " are supported")
+            return
+        if not 1 <= self.n_experts <= MAX_EXPERTS:
+            self.fail("n_experts", self.n_experts, f"1 to {MAX_EXPERTS} experts are supported")
+        self.n_used = self.integer("n_used")
+        most = min(self.n_experts, MAX_USED_EXPERTS)
+        if self.n_used > most:
+            self.fail("n_used", self.n_used, f"of {self.n_experts} experts a row can use 1 to "
+                      f"{most}")
+        self.expert_ffn = self.integer(
+            "expert_ffn", None if self.arch_name == "qwen3moe" else self.ffn)
+        # All do so that can be met; but the default of Qwen 3's config.json is not to.
+        self.normalize = self.get("normalize", self.is_gguf or self.arch_name == "mixtral")
+        if not isinstance(self.normalize, bool):
+            self.fail("normalize", self.normalize, "true or false is needed")
 
     def get(self, name, default=None):
         """Return a hyperparameter as it stands in the file, or the default."""
@@ -9198,7 +9489,8 @@ class Hparams:
     def fail(self, name, value, why):
         """Raise the error that a hyperparameter's value deserves."""
         gguf_key, config_keys = KEYS[name]
-        key = f"{self.arch_name}.{gguf_key}" if self.is_gguf else config_keys[0]
+        key = f"{self.arch_name}.{gguf_key}" if self.is_gguf else next(
+            (key for key in config_keys if key in self.numbers), config_keys[0])
         raise KshipraError(f"{key} ({name}) is {_quote(value)}: {why}; the file is damaged or of "
                            "a kind that is not supported", self.path)
 
@@ -9220,7 +9512,7 @@ class Hparams:
 
     def _window(self):
         """Return the sliding window, 0 for none."""
-        if self.arch_name == "qwen2" or self.arch_name == "qwen3":
+        if self.arch_name in ("qwen2", "qwen3", "qwen3moe"):
             return 0                    # the key is there, and switched off
         return self.integer("window", None if self.arch.window_every else 0)
 
@@ -9434,24 +9726,26 @@ class Loader:
         self.hp, self.tensors = hp, checkpoint.tensors
         self.left = set(self.tensors)
         self.prefix = "transformer." if "transformer.wte.weight" in self.tensors else ""
+        # The first GGUF files of Mixtral held a tensor for each expert.
+        self.experts_apart = not hp.is_gguf or "blk.0.ffn_gate.0.weight" in self.tensors
 
-    def name(self, slot, layer, kind):
+    def name(self, slot, layer, kind, expert=None):
         """Return the tensor's name in this file."""
         gguf, llama, gpt2 = SLOTS[slot]
         if self.hp.is_gguf:
-            name = gguf
+            name = gguf.replace("_exps", ".{}") if self.experts_apart else gguf
         elif self.hp.arch.hf == "gpt2":
             name = gpt2 if slot == "lm_head" else self.prefix + gpt2
         else:
-            name = GEMMA_NAMES.get(slot, llama) if self.hp.arch.hf == "gemma" else llama
-        return name.format(layer) + "." + kind
+            name = HF_NAMES[self.hp.arch.hf].get(slot, llama)
+        return name.format(layer, expert) + "." + kind
 
     def has(self, slot, layer, kind="weight"):
         return self.name(slot, layer, kind) in self.tensors
 
-    def tensor(self, slot, layer, kind, shape):
+    def tensor(self, slot, layer, kind, shape, expert=None):
         """Return a tensor after checking its shape; shape: (n_out, n_in) or (n,)."""
-        name = self.name(slot, layer, kind)
+        name = self.name(slot, layer, kind, expert)
         t = self.tensors.get(name)
         if t is None:
             raise KshipraError(f"tensor {name!r} is missing; the file is incomplete, so fetch or "
@@ -9474,6 +9768,20 @@ class Loader:
             return array("f", [v + 1.0 for v in values])
         return values
 
+    def experts(self, slot, layer, shape):
+        """Return the matrices of all experts, a list of Tensor (n_out, n_in), one format."""
+        n = self.hp.n_experts
+        if not self.experts_apart:
+            whole = self.tensor(slot, layer, "weight", (n, *shape))
+            return [whole[i] for i in range(n)]
+        found = [self.tensor(slot, layer, "weight", shape, i) for i in range(n)]
+        for t in found:
+            if t.format is not found[0].format:
+                raise KshipraError(f"tensor {t.name!r} is of type {t.format.name}, but that of "
+                                   f"the first expert of {found[0].format.name}; the experts of "
+                                   "a layer must be of one type", self.hp.path, t.offset)
+        return found
+
     def check_all_used(self):
         """Refuse tensors that nothing here would read: the answers would be wrong."""
         left = sorted(n for n in self.left if not UNUSED_TENSORS.fullmatch(n))
@@ -9493,7 +9801,11 @@ def load_weights(checkpoint, hp):
         "wqkv": (q_dim + 2 * kv_dim, hp.hidden), "wq": (q_dim, hp.hidden),
         "wk": (kv_dim, hp.hidden), "wv": (kv_dim, hp.hidden), "wo": (hp.hidden, q_dim),
         "w_gate": (hp.ffn, hp.hidden), "w_up": (hp.ffn, hp.hidden), "w_down": (hp.hidden, hp.ffn),
+        "router": (hp.n_experts, hp.hidden),
     }
+    if hp.arch.experts:
+        shapes.update({"w_gate": (hp.expert_ffn, hp.hidden), "w_up": (hp.expert_ffn, hp.hidden),
+                       "w_down": (hp.hidden, hp.expert_ffn)})
     w = Weights()
     name = load.name("embed", None, "weight")
     if name not in load.tensors or len(load.tensors[name].shape) != 2:
@@ -9507,6 +9819,10 @@ def load_weights(checkpoint, hp):
     for i in range(hp.n_layers):
         layer = Weights()
         for slot, bias in re.findall(r"(\w+)(\S*)", hp.arch.slots):
+            if slot.endswith("_experts"):           # w_gate and so on, but lists
+                each = slot[:-len("_experts")]
+                setattr(layer, each, load.experts(slot, i, shapes[each]))
+                continue
             shape = shapes[slot]
             read = load.vector if len(shape) == 1 else load.tensor
             size = shape[0] if len(shape) == 1 else shape
@@ -9574,8 +9890,8 @@ def forward(model, ops, batch):
             return ops.layer_norm(x, weight, bias, hp.eps)
         return ops.rms_norm(x, weight, hp.eps)
 
-    def linear(x, weight, bias):
-        y = ops.matmul(weight, x)
+    def linear(x, weight, bias, route=None):
+        y = ops.matmul(weight, x, route)
         return y if bias is None else ops.add(y, bias)
 
     x = ops.embed(w.embed, batch.tokens)
@@ -9600,12 +9916,17 @@ def forward(model, ops, batch):
         x = ops.add(x, a)
         n = norm(x, layer.ffn_norm, layer.ffn_norm_b)
         act = ops.gelu if hp.arch.act == "gelu" else ops.silu
-        up = linear(n, layer.w_up, layer.w_up_b)
+        route = None
+        if layer.router is not None:    # from here on a row is a pick, one expert's work
+            route = ops.route(ops.matmul(layer.router, n), hp.n_used, hp.normalize)
+        up = linear(n, layer.w_up, layer.w_up_b, route)
         if layer.w_gate is not None:
-            up = ops.mul(act(linear(n, layer.w_gate, layer.w_gate_b)), up)
+            up = ops.mul(act(linear(n, layer.w_gate, layer.w_gate_b, route)), up)
         else:
             up = act(up)
-        f = linear(up, layer.w_down, layer.w_down_b)
+        f = linear(up, layer.w_down, layer.w_down_b, route)
+        if route is not None:
+            f = ops.mix(f, route)
         if layer.post_ffn_norm is not None:
             f = norm(f, layer.post_ffn_norm)
         x = ops.add(x, f)
@@ -9985,9 +10306,16 @@ class Generation:
 
 def call_cost(name, args, out):
     """Return (operation, bytes, operations) of a call of the reference."""
-    n_out = sum(map(len, out))
     if name == "matmul":
-        return matrix_cost(args[0].format, *args[0].shape, len(out))
+        w, n_experts = args[0], None
+        if isinstance(w, list):
+            w, n_experts = w[0], len(w)
+        return matrix_cost(w.format, *w.shape, len(out), n_experts)
+    if name == "route":
+        return route_cost(len(args[0]), len(args[0][0]), args[1])
+    if name == "mix":
+        return mix_cost(len(out), len(out[0]), args[1].n_used)
+    n_out = sum(map(len, out))
     if name == "embed":
         return name, len(out) * args[0].row_bytes + 4 * n_out, n_out
     if name == "attention":
@@ -9998,11 +10326,18 @@ def call_cost(name, args, out):
     return name, 4 * (n_in + n_out), OPERATIONS_EACH.get(name, 1) * n_out
 
 
-def line_cost(batch, emit, parameters, fields, n_chunks):
+def line_cost(model, batch, emit, parameters, fields, n_chunks):
     """Return (operation, bytes, operations) of a line of a program."""
     name = emit.__name__[len("emit_"):]
     if name in ("matvec", "matmul", "matmul_float"):
         return matrix_cost(parameters[0], fields["n_out"], parameters[1], fields["n_rows"])
+    if name == "pick":
+        return matrix_cost(parameters[0], fields["n_out"], parameters[1], fields["n_picks"],
+                           model.hparams.n_experts)
+    if name == "route":
+        return route_cost(n_chunks, fields["n"], fields["n_used"])
+    if name == "mix":
+        return mix_cost(n_chunks, fields["n"], fields["n_used"])
     if name == "attention":
         return attention_cost(batch, fields["window"], fields["n_heads"], fields["n_kv_heads"],
                               parameters[1])
@@ -10028,8 +10363,8 @@ class Profile:
     lines: {operation: [calls, seconds, bytes, operations]}
     """
 
-    OPERATIONS = ("embed", "matmul", "add", "mul", "rms_norm", "layer_norm", "rope", "silu",
-                  "gelu", "attention", "softcap")
+    OPERATIONS = ("embed", "matmul", "route", "mix", "add", "mul", "rms_norm", "layer_norm",
+                  "rope", "silu", "gelu", "attention", "softcap")
 
     def __init__(self, ops):
         self.ops, self.lines = ops, {}
@@ -10059,22 +10394,34 @@ class Profile:
             return forward(model, self, batch)
         logits, calls = self.ops.timed_run(forward, model, batch)
         for *call, seconds in calls:
-            self.note(line_cost(batch, *call), seconds)
+            self.note(line_cost(model, batch, *call), seconds)
         return logits
 
 
 # What a call must move and compute.  A matrix counts its weights once, an activation 4 bytes
 # a number; attention reads each position that its rows see once for all rows of a sequence.
+# Experts count as if no two picks were of the same one while there are others: so it is for
+# one row; for several it is the most that they can be.
 # A cost is (operation, bytes, operations).
 
 OPERATIONS_EACH = {     # of a result; a polynomial's steps count one by one
-    "rms_norm": 4, "layer_norm": 7, "rope": 3, "quantize": 3, "silu": 20, "gelu": 26,
+    "exp": 18, "rms_norm": 4, "layer_norm": 7, "rope": 3, "quantize": 3, "silu": 20, "gelu": 26,
     "softcap": 26, "silu_mul": 21, "gelu_mul": 27}
 
 
-def matrix_cost(format, n_out, n_in, n_rows):
-    return (f"matmul {format.name}", format.n_bytes(n_out * n_in) + 4 * n_rows * (n_in + n_out),
-            2 * n_out * n_in * n_rows)
+def matrix_cost(format, n_out, n_in, n_rows, n_experts=None):
+    n_read = 1 if n_experts is None else min(n_rows, n_experts)
+    n_bytes = n_read * format.n_bytes(n_out * n_in) + 4 * n_rows * (n_in + n_out)
+    return f"matmul {format.name}", n_bytes, 2 * n_out * n_in * n_rows
+
+
+def route_cost(n_rows, n_experts, n_used):
+    return ("route", 4 * n_rows * (n_experts + 2 * n_used),
+            n_rows * (n_used * n_experts + OPERATIONS_EACH["exp"] * n_experts))
+
+
+def mix_cost(n_rows, n, n_used):
+    return "mix", 4 * n_rows * n * (n_used + 1), 2 * n_rows * n * n_used
 
 
 def attention_cost(batch, window, n_heads, n_kv_heads, head_dim):
@@ -10279,7 +10626,8 @@ def limits_text(limits):
 def activation_bytes(hp, n_rows, n_vocab):
     """Return the size of all activations of a step, the logits of one row included."""
     q_dim, kv_dim = hp.n_heads * hp.head_dim, hp.n_kv_heads * hp.head_dim
-    return 4 * (n_rows * (3 * hp.hidden + 2 * q_dim + 2 * kv_dim + 2 * hp.ffn) + n_vocab)
+    inside = 2 * hp.ffn if not hp.arch.experts else hp.n_used * (2 * hp.expert_ffn + hp.hidden)
+    return 4 * (n_rows * (3 * hp.hidden + 2 * q_dim + 2 * kv_dim + inside) + n_vocab)
 
 
 def ledger(model, n_rows, n_positions):
@@ -10544,6 +10892,11 @@ def describe(path, ctx_size=None, kv_type="f16"):
     embed = checkpoint.tensors.get(Loader(checkpoint, hp).name("embed", None, "weight"))
     n_vocab = embed.shape[0] if embed is not None else 0
     scratch = activation_bytes(hp, Reference.prefill_rows, n_vocab)
+    if hp.arch.experts:
+        idle = sum(t.n_bytes for name, t in checkpoint.tensors.items()
+                   if EXPERT_TENSORS.fullmatch(name)) * (hp.n_experts - hp.n_used) // hp.n_experts
+        yield (f"  experts      {hp.n_used} of {hp.n_experts} in each layer for a token, which so "
+               f"reads {megabytes(weight_bytes - idle)} of the weights")
     yield (f"  KV cache     {megabytes(kv_bytes * n_ctx)}, {kv_type}, {n_ctx} positions "
            f"of {kv_bytes} bytes")
     yield f"  scratch      {megabytes(scratch)}, for {Reference.prefill_rows} rows at a time"
@@ -10566,8 +10919,10 @@ def listed_kernels():
         kernels["embed_" + name] = emit_embed, fmt, max(fmt.block_len, 64)
     for emit in (emit_quantize, emit_add, emit_mul, emit_scale, emit_silu, emit_gelu,
                  emit_silu_mul, emit_gelu_mul, emit_softcap, emit_rms_norm, emit_layer_norm,
-                 emit_rows, emit_argmax, emit_exp_sum, emit_compact, emit_sequence, emit_run):
+                 emit_rows, emit_route, emit_mix, emit_argmax, emit_exp_sum, emit_compact,
+                 emit_sequence, emit_run):
         kernels[emit.__name__[5:]] = (emit,)
+    kernels["pick"] = emit_pick, FORMATS["Q4_0"], 64
     for pairing in ("interleaved", "half"):
         kernels["rope_" + pairing] = emit_rope, pairing
     for kv_type in KV_TYPES:

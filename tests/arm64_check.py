@@ -3,7 +3,8 @@
 Needs an arm64 Python (an emulated one will do) and nothing else, not even pytest:
 
     python3 tests/arm64_check.py              every operation, control flow, calls, threads; then
-                                              the model in the file, native against plain Python
+                                              the model in the file and small ones with experts,
+                                              native against plain Python
     python3 tests/arm64_check.py --kernels    and the tests of the kernels; these need pytest and
                                               hypothesis, plain Python that PYTHONPATH may point to
 
@@ -17,12 +18,14 @@ import os
 import random
 import struct
 import sys
+import tempfile
 import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.dirname(HERE))
 import kshipra as ks  # noqa: E402
+import tiny  # noqa: E402
 
 SLOT = 64                       # bytes for each operand or result in the buffer
 MEMORY = 1024                   # offset of the bytes that loads and stores touch
@@ -453,21 +456,32 @@ def check_threads(isa, n_threads=3, n=300):
     return 0
 
 
-def check_model(isas):
-    """The model in the file gives the same bits natively, on any number of threads."""
+def check_model(isas, path=None):
+    """A model gives the same bits natively, on any number of threads; None: that in the file."""
     def logits(device, threads):
-        model = ks.load(device=device, threads=threads)
+        model = ks.load(path, device=device, threads=threads)
         ids = model.tokenizer.encode("Once upon a time there was")
         return [row.tobytes() for row in model.logits(ids)], list(
-            model.generate_ids(ids, max_tokens=6, temperature=0))
+            model.generate_ids(ids, max_tokens=6, temperature=0)), model.ops.name
 
-    expected, n_bad = logits("python", None), 0
+    expected, n_bad = logits("python", None)[:2], 0
     for isa, threads in itertools.product(isas, (1, 3)):
         os.environ["KSHIPRA_ISA"] = isa
-        if logits("native", threads) != expected:
+        if logits("native", threads) != (*expected, "native"):
             n_bad += 1
-            print(f"{isa} model, {threads} threads: not the logits of plain Python")
+            print(f"{isa} model {path}, {threads} threads: not the logits of plain Python")
     del os.environ["KSHIPRA_ISA"]
+    return n_bad
+
+
+def check_experts(isas):
+    """The same of small models with experts, of both kinds of weights."""
+    n_bad = 0
+    with tempfile.TemporaryDirectory() as place:
+        for arch, options in (("mixtral", {"format": "Q4_0"}),
+                              ("qwen3moe", {"n_experts": 11, "n_used": 3, "ffn": 20})):
+            path = tiny.write(os.path.join(place, arch), arch, n_layers=1, **options)
+            n_bad += check_model(isas, path)
     return n_bad
 
 
@@ -497,7 +511,7 @@ def main():
                 bad, runs = check_op(op, isa, random.Random(f"{options.seed} {op.name}"))
                 n_bad, n_runs = n_bad + bad, n_runs + runs
         print(f"{isa}: {time.time() - start:.1f} s", flush=True)
-    n_bad += check_model(isas)
+    n_bad += check_model(isas) + check_experts(isas)
     print(f"{n_runs} runs of operations; {n_bad} differences in all", flush=True)
     if options.kernels:
         n_bad += check_kernels()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import bench
 import kshipra
+import tiny as tiny_models
 
 TINY = bench.Shape("llama", 2, 64, 96, 4, 2, 300, 256)
 HAS_NATIVE = kshipra.native_refusal() is None
@@ -227,6 +228,28 @@ def test_a_profile_counts_what_a_step_must_move_and_do(tiny, device):
     assert all(line["seconds"] >= 0 and line["bytes"] > 0 for line in lines.values())
     assert parts["prefill"]["rows"] == 3
     assert {line["operation"] for line in parts["prefill"]["lines"]} == set(lines)
+
+
+@pytest.mark.parametrize("device", ["python"] + ["native"] * HAS_NATIVE)
+def test_a_profile_counts_the_experts_that_are_used(tmp_path, device):
+    """One row reads as many experts as it uses; three rows at most all of them."""
+    path = tiny_models.write(tmp_path / "tiny.gguf", "mixtral", format="Q8_0", n_layers=1,
+                             n_experts=5, n_used=2)
+    model = kshipra.load(path, device=device, threads=2, ctx_size=64)
+    found = kshipra.profile(model, [1, 2, 3], 4)
+    attention, head = 2 * 32 * 32 + 2 * 16 * 32, tiny_models.N_TOKENS * 32
+    for phase, n_steps, n_rows, n_read in (("decode", 4, 1, 2), ("prefill", 1, 3, 5)):
+        line, = [line for line in found[phase] if line["operation"] == "matmul Q8_0"]
+        n_picks = 2 * n_rows
+        activations = n_rows * (6 * 32 + 2 * 16) + 32 + tiny_models.N_TOKENS \
+            + 3 * n_picks * (32 + 64)
+        weights = attention + head + n_read * 3 * 64 * 32
+        assert line["bytes"] == n_steps * (weights * 34 // 32 + 4 * activations)
+        assert line["operations"] == n_steps * 2 * (
+            n_rows * attention + head + n_picks * 3 * 64 * 32)
+        lines = {line["operation"]: line for line in found[phase]}
+        assert lines["mix"]["bytes"] == n_steps * 4 * 3 * 32 * n_rows
+        assert lines["route"]["calls"] == n_steps
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason="no machine code here")

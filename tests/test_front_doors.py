@@ -233,6 +233,23 @@ def test_info_lists_and_plans_in_two_seconds(small):
     assert run("--info").returncode == 0        # the model in the file
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_info_tells_what_a_token_reads_of_the_experts(tmp_path, apart):
+    """Three matrices of (64, 32) in each of 8 experts, two layers; 3 experts are used."""
+    path = tiny.write(tmp_path / "tiny.gguf", "mixtral", n_experts=8, n_used=3)
+    checkpoint = kshipra.GGUF(path)
+    if apart:
+        kshipra.write_gguf(path, checkpoint.metadata, [
+            kshipra.Tensor(t.name.replace("_exps", f".{i}"), t.format, part.shape, part.data)
+            for t in checkpoint.tensors.values()
+            for i, part in ([(0, t)] if len(t.shape) < 3 else enumerate(t[e] for e in range(8)))])
+    all_bytes = sum(t.n_bytes for t in checkpoint.tensors.values())
+    read = all_bytes - 2 * 3 * 5 * 4 * 64 * 32
+    text = run("-m", path, "--info").stdout.decode()
+    assert "llama.expert_count = 8" in text
+    assert f"3 of 8 in each layer for a token, which so reads {kshipra.megabytes(read)}" in text
+
+
 def test_info_tells_what_it_can_of_what_is_not_supported(tmp_path, malformed):
     path = tiny.write(tmp_path / "x.gguf",
                       change=lambda numbers, _: numbers.update({"general.architecture": "mamba"}))

@@ -18,16 +18,24 @@ FLOATS = ["F32", "F16", "BF16"]
 # How a kernel can run here: interpreted, and natively on each instruction set the machine has.
 
 def interpreted(kernel, args, chunk, scratch):
-    kshipra.interpret(kernel, args.buffer_info()[0], chunk, scratch)
+    kshipra.interpret(kernel, args.buffer_info()[0], chunk, scratch, CALLED)
 
 
-interpreted.full_u8 = True
+def interpreted_address(kernel):
+    """Something to call the kernel by: never an address of code, so it is only interpreted."""
+    CALLED[-1 - id(kernel)] = functools.partial(kshipra.interpret, kernel)
+    return -1 - id(kernel)
+
+
+CALLED = {}
+interpreted.full_u8, interpreted.address = True, interpreted_address
 
 
 def native(isa):
     def run(kernel, args, chunk, scratch):
         compiled(kernel, isa)(args.buffer_info()[0], chunk, scratch)
     run.full_u8 = isa in ("vnni", "avxvnni")
+    run.address = lambda kernel: ctypes.cast(compiled(kernel, isa), ctypes.c_void_p).value
     return run
 
 
@@ -120,23 +128,25 @@ def same(found, wanted):
         [math.copysign(1, x) for x in a if x == x] == [math.copysign(1, x) for x in b if x == x])
 
 
-def quantized(run, rows):
+def quantized(run, rows, group=6):
     """The rows as records, written by emit_quantize."""
     n_rows, n_blocks = len(rows), len(rows[0]) // 32
     x, xq = Buffer(flat(rows)), Buffer(bytes(64 * n_blocks * n_rows))
     k = kernel(kshipra.emit_quantize)
-    args = k.args_array(x=x.address, xq=xq.address, n_blocks=n_blocks, n_rows=n_rows)
+    args = k.args_array(x=x.address, xq=xq.address, n_blocks=n_blocks, n_rows=n_rows,
+                        group=group)
     for chunk in range(n_rows):
         run(k, args, chunk, 0)
     return xq
 
 
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("n_rows, n_blocks", [(1, 1), (1, 5), (3, 4), (6, 2), (13, 2)])
-def test_quantize_equals_its_reference(run, n_rows, n_blocks):
+@pytest.mark.parametrize("n_rows, n_blocks, group", [
+    (1, 1, 6), (1, 5, 1), (3, 4, 6), (3, 4, 3), (6, 2, 6), (13, 2, 6), (5, 3, 1)])
+def test_quantize_equals_its_reference(run, n_rows, n_blocks, group):
     rows = random_rows(n_rows, 32 * n_blocks, n_rows)
     rows[0][:32] = array("f", [i - 15.5 for i in range(31)] + [127.0])      # halves, scaled by 1
-    found = quantized(run, rows).read()
+    found = quantized(run, rows, group).read()
     for r, row in enumerate(rows):
         codes, scales = kshipra.quantize_activations(row)
         for b, scale in enumerate(scales):
@@ -145,8 +155,9 @@ def test_quantize_equals_its_reference(run, n_rows, n_blocks):
             f = kshipra.f32
             wanted = struct.pack("<32bff3i2fi", *block, scale, f(scale * (low + high)), -low, -high,
                                  -low - high, f(scale * low), f(scale * high), 0)
-            first = r // 6 * 6
-            record = found[64 * (first * len(scales) + b * min(6, n_rows - first) + r - first):][:64]
+            first = r // group * group
+            record = found[64 * (first * len(scales) + b * min(group, n_rows - first)
+                                 + r - first):][:64]
             assert record[:32] == wanted[:32] and record[40:52] == wanted[40:52]
             assert same(record[32:40], wanted[32:40]) and same(record[52:], wanted[52:])
 
@@ -211,6 +222,48 @@ def test_float_matmul_equals_its_reference(run, name, n_out, n_rows, n_in, chunk
     assert same(matmul(run, kshipra.emit_matmul_float, w, rows, chunk_rows), wanted)
 
 
+def picked(run, weights, rows, route, chunk_rows):
+    """matmul with a route, chunk by chunk, the last one first."""
+    format, (n_out, n_in) = weights[0].format, weights[0].shape
+    n_picks = len(route.experts)
+    if format.sub_len:
+        one, x = kernel(kshipra.emit_matvec, format, n_in, min(8, n_out), 1), quantized(
+            run, rows, 1)
+    else:
+        one, x = kernel(kshipra.emit_matmul_float, format, n_in), Buffer(flat(rows))
+    k = kernel(kshipra.emit_pick, format, n_in)
+    held = [Buffer(bytes(w.data)) for w in weights]
+    table = Buffer(array("q", [w.address for w in held]).tobytes())
+    experts = Buffer(array("i", route.experts).tobytes())
+    y, scratch = Buffer(b"\xff" * (4 * n_out * n_picks)), Buffer(b"\xff" * (4096 + 56))
+    args = k.args_array(kernel=run.address(one), table=table.address, x=x.address, y=y.address,
+                        n_out=n_out, chunk_rows=chunk_rows, y_stride=4 * n_out,
+                        experts=experts.address, n_picks=n_picks, per_row=n_picks // len(rows))
+    for chunk in reversed(range(-(-n_out // chunk_rows) * n_picks)):
+        run(k, args, chunk, scratch.address)
+    scratch.read()
+    return y.read()
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("n_out, n_rows, n_used, each, chunk_rows", [
+    (1, 1, 1, 1, 8), (9, 1, 3, 3, 8), (17, 4, 2, 2, 8), (17, 4, 2, 1, 16), (7, 3, 4, 1, 8)])
+def test_picks_meet_the_weights_of_their_experts(run, name, n_out, n_rows, n_used, each,
+                                                 chunk_rows):
+    """each: picks that share a row of x; an expert is picked by several rows, or by none."""
+    format, rng = FORMATS[name], random.Random(n_out)
+    n_in = format.block_len * 2 if format.sub_len else 13
+    weights = [random_weights(format, (n_out, n_in), seed) for seed in range(5)]
+    experts = [e for _ in range(n_rows) for e in rng.sample(range(5), n_used)]
+    route = kshipra.Route(n_used, experts, None)
+    rows = random_rows(n_rows * n_used // each, n_in, n_out)
+    wanted = flat([kshipra.matmul_tiled(weights[e], [rows[pick // each]])[0]
+                   for pick, e in enumerate(experts)])
+    assert same(picked(run, weights, rows, route, chunk_rows), wanted)
+    assert same(flat(kshipra.Reference().matmul(weights, rows, route)), wanted)
+
+
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("n_blocks", [1, 3, 8, 11])
@@ -247,7 +300,7 @@ def test_kernels_read_nothing_outside_their_buffers(monkeypatch):
         buffers.append((at, at + 8 * len(args)))
         interpreted(k, args, chunk, scratch)
 
-    run.full_u8 = False
+    run.full_u8, run.address = False, interpreted_address
     monkeypatch.setattr(kshipra, "_load", load)
     monkeypatch.setitem(globals(), "Buffer", Watched)
     for name, format in FORMATS.items():
@@ -258,6 +311,7 @@ def test_kernels_read_nothing_outside_their_buffers(monkeypatch):
             matmul(run, kshipra.emit_matmul, w, rows, 8)
         else:
             matmul(run, kshipra.emit_matmul_float, w, rows, 8)
+        picked(run, [w, w, w], rows, kshipra.Route(2, [2, 0, 1, 2], None), 8)
 
 
 @pytest.mark.parametrize("name", QUANTIZED)

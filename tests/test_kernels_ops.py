@@ -464,6 +464,60 @@ def test_argmax_tells_what_is_not_finite(run, bad):
             assert struct.unpack_from("<i", bytes(out), 8) == (1,)
 
 
+# Experts
+
+def routed(run, x, n, n_used, normalize):
+    """Return (experts, weights) of all rows, by the kernel."""
+    n_rows = len(x) // n
+    experts, weights = Memory(b"\xff" * (4 * n_used * n_rows)), Memory(bytes(4 * n_used * n_rows))
+    call(run, kernel_of(kshipra.emit_route), n_rows, x=Memory(x), x_row_bytes=4 * n, n=n,
+         n_used=n_used, normalize=int(normalize), experts=experts, weights=weights)
+    return list(array("i", bytes(experts))), weights.floats()
+
+
+@ways
+@pytest.mark.parametrize("normalize", [True, False])
+@given(n=st.one_of(LENGTHS, st.sampled_from([128, 255, 512])), n_rows=st.integers(1, 3),
+       levels=st.integers(1, 200), rng=RANDOMS)
+@few
+def test_route(run, normalize, n, n_rows, levels, rng):
+    """Few different logits, so that ties are common; some far apart, as if infinitely so."""
+    values = [0.0, -0.0, 3e38, -3.4028234663852886e38] + [rng.gauss(0, 3) for _ in range(levels)]
+    x = array("f", [rng.choice(values[:levels + 3]) for _ in range(n * n_rows)])
+    n_used = rng.choice([1, n, rng.randint(1, n), min(n, 8)])
+    expected = OPS.route(rows_of(x, n), n_used, normalize)
+    assert routed(run, x, n, n_used, normalize) == (expected.experts, expected.weights)
+
+
+@ways
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_a_route_by_what_is_not_finite_stays_among_the_experts(run, bad, normalize):
+    """Where an expert would lie is an address; that a logit was wild shows in all weights."""
+    for n in (1, 7, 8, 21):
+        for places in ([0], [n // 2], [n - 1], range(n)):
+            x = array("f", range(n))
+            for at in places:
+                x[at] = bad
+            for n_used in {1, n // 2 or 1, n}:
+                experts, weights = routed(run, x, n, n_used, normalize)
+                assert all(0 <= e < n for e in experts)
+                assert all(w != w for w in weights)
+
+
+@ways
+@given(n=LENGTHS, n_rows=st.integers(1, 3), n_used=st.integers(1, 9), rng=RANDOMS)
+@few
+def test_mix(run, n, n_rows, n_used, rng):
+    n_picks = n_rows * n_used
+    x, weights = floats_of(rng, n * n_picks), floats_of(rng, n_picks)
+    out = Memory(bytes(4 * n * n_rows))
+    call(run, kernel_of(kshipra.emit_mix), n_rows, x=Memory(x), x_row_bytes=4 * n,
+         weights=Memory(weights), n_used=n_used, out=out, out_row_bytes=4 * n, n=n)
+    expected = flat_of(OPS.mix(rows_of(x, n), kshipra.Route(n_used, None, weights)))
+    assert bytes(out) == expected.tobytes()
+
+
 @ways
 @given(n=st.one_of(LENGTHS, st.integers(100, 300)), n_rows=st.integers(1, 2),
        capacity=st.integers(1, 80), rng=RANDOMS)

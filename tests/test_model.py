@@ -28,6 +28,7 @@ MORE_FAMILIES = {
     "qwen2": ("model.gguf", "hf"), "qwen3": ("model.gguf", "hf"),
     "gemma": ("model.gguf", "hf"), "gemma2": ("model.gguf", "hf"), "gemma2-qpas": ("hf",),
     "gemma3": ("model.gguf", "hf"), "mistral-swa": ("model.gguf", "hf"),
+    "mixtral": ("model.gguf", "hf"), "qwen3moe": ("model.gguf", "hf"),
 }
 
 
@@ -134,6 +135,8 @@ ROADS = [   # architecture and options of a tiny model, each with something of i
     ("gemma2", {"tied": True, "window": 8}),
     ("gemma3", {"tied": True, "window": 70, "n_layers": 6}),
     ("llama", {"head_dim": 32}),
+    ("mixtral", {"format": "Q8_0", "hidden": 32, "head_dim": 16}),
+    ("qwen3moe", {"n_experts": 11, "n_used": 3, "expert_weights_norm": False}),
 ]
 IDS = ["-".join([arch, *(f"{k}={v}" for k, v in more.items())]) for arch, more in ROADS]
 N = 75                                  # positions: more than a chunk of attention
@@ -397,7 +400,8 @@ def test_a_full_pool_leaves_every_sequence_as_it_was(small):
 
 # P03: every tensor counts.
 
-FAMILIES = ["llama", "gpt2", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"]
+FAMILIES = ["llama", "gpt2", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mixtral",
+            "qwen3moe"]
 
 
 def options_of(arch):
@@ -498,6 +502,122 @@ def test_pairs_in_a_gguf_are_halves_in_safetensors(tmp_path, n_kv_heads):
     assert largest_difference(*rows) < 1e-5
 
 
+# Mixtures of experts.
+
+def expert_by_expert(weights, rename):
+    """Return the tensors with those of all experts cut apart; rename(name, expert, or None)."""
+    out = []
+    for name, t in weights.items():
+        whole = len(t.shape) < 3
+        parts = [(None, t)] if whole else [(i, t[i]) for i in range(t.shape[0])]
+        out += [kshipra.Tensor(rename(name, i), t.format, part.shape, bytes(part.data))
+                for i, part in parts]
+    return out
+
+
+def test_the_first_gguf_files_of_mixtral_held_each_expert_apart(tmp_path, device):
+    path = tiny.write(tmp_path / "tiny.gguf", "mixtral", format="Q4_0")
+    checkpoint = kshipra.GGUF(path)
+    apart = str(tmp_path / "apart.gguf")
+    kshipra.write_gguf(apart, checkpoint.metadata, expert_by_expert(
+        checkpoint.tensors, lambda name, i: name.replace("_exps", f".{i}")))
+    tokens = tiny.ids(9)
+    assert kshipra.load(apart, device=device).logits(tokens) == kshipra.load(
+        path, device=device).logits(tokens)
+
+
+@pytest.mark.parametrize("normalize", [True, False, None])
+def test_qwen3moe_in_safetensors_is_that_in_a_gguf(tmp_path, device, normalize):
+    """The same bits; without norm_topk_prob Qwen's own code does not normalize."""
+    names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
+             "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj",
+             "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+             "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+             "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
+             "ffn_gate_inp": "mlp.gate", "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+             "ffn_up_exps": "mlp.experts.{}.up_proj", "ffn_down_exps": "mlp.experts.{}.down_proj"}
+
+    def rename(name, expert):
+        *block, name, kind = name.split(".")
+        return ".".join((f"model.layers.{block[1]}." if block else "", names[name].format(expert),
+                         kind)).lstrip(".").replace("..", ".")
+
+    tokens = tiny.ids(9)
+    options = {} if normalize else {"expert_weights_norm": False}
+    path = tiny.write(tmp_path / "tiny.gguf", "qwen3moe", format="F16", n_used=3, **options)
+    checkpoint, directory = kshipra.GGUF(path), tmp_path / "hf"
+    directory.mkdir()
+    kshipra.write_safetensors(str(directory / "model.safetensors"), {}, expert_by_expert(
+        checkpoint.tensors, rename))
+    (directory / "config.json").write_text(json.dumps({
+        "model_type": "qwen3_moe", "hidden_size": 32, "intermediate_size": 192,
+        "moe_intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "num_experts": 4, "num_experts_per_tok": 3,
+        "decoder_sparse_step": 1, "mlp_only_layers": [],
+        **({} if normalize is None else {"norm_topk_prob": normalize})}))
+    ops = kshipra.choose_backend(device, 1, 0)
+    engine = Engine(HFDirectory(str(directory)), ops)
+    assert step_all(engine, Sequence(engine.cache), tokens, [9]) == kshipra.load(
+        path, device=device).logits(tokens)
+
+
+def test_experts_of_different_types_are_refused(tmp_path, device):
+    checkpoint = kshipra.GGUF(tiny.write(tmp_path / "tiny.gguf", "mixtral"))
+    tensors = expert_by_expert(checkpoint.tensors, lambda name, i: name.replace("_exps", f".{i}"))
+    at = next(i for i, t in enumerate(tensors) if t.name == "blk.1.ffn_up.2.weight")
+    f16 = kshipra.FORMATS["F16"]
+    tensors[at] = kshipra.Tensor(tensors[at].name, f16, tensors[at].shape,
+                                 f16.encode(tensors[at].floats()))
+    path = str(tmp_path / "mixed.gguf")
+    kshipra.write_gguf(path, checkpoint.metadata, tensors)
+    with pytest.raises(KshipraError, match="blk.1.ffn_up.2.weight.*F16.*F32.*one type"):
+        kshipra.load(path, device=device)
+
+
+@pytest.mark.parametrize("arch, change, words", [
+    ("mixtral", {"expert_count": 5}, r"blk.0.ffn_gate_inp.weight' has shape \(4, 32\)"),
+    ("mixtral", {"expert_count": 3}, r"blk.0.ffn_gate_inp.weight' has shape \(4, 32\)"),
+    ("mixtral", {"expert_count": 0}, "blk.0.ffn_gate.weight' is missing"),
+    ("mixtral", {"expert_count": 513}, "llama.expert_count.* is 513: 1 to 512"),
+    ("mixtral", {"expert_count": 2 ** 31}, "llama.expert_count"),
+    ("mixtral", {"expert_count": -1}, "llama.expert_count"),
+    ("mixtral", {"expert_count": "4"}, "llama.expert_count"),
+    ("mixtral", {"expert_used_count": 0}, "llama.expert_used_count.* is 0"),
+    ("mixtral", {"expert_used_count": 5}, "llama.expert_used_count.* is 5: of 4 experts"),
+    ("mixtral", {"expert_used_count": None}, "llama.expert_used_count.*missing"),
+    ("mixtral", {"feed_forward_length": 32}, "blk.0.ffn_gate_exps.weight' has shape"),
+    ("mixtral", {"expert_gating_func": 2}, "llama.expert_gating_func is 2"),
+    ("mixtral", {"expert_weights_scale": 2.5}, "llama.expert_weights_scale is 2.5"),
+    ("qwen3moe", {"expert_count": 0}, "qwen3moe.expert_count.* is 0: 1 to 512"),
+    ("qwen3moe", {"expert_count": None}, "qwen3moe.expert_count.* is 0: 1 to 512"),
+    ("qwen3moe", {"expert_feed_forward_length": None},
+     "qwen3moe.expert_feed_forward_length.*missing"),
+    ("qwen3moe", {"expert_weights_norm": 1}, "qwen3moe.expert_weights_norm.* is 1: true or false"),
+    ("gemma", {"expert_count": 4}, "gemma.expert_count.*mixtures of experts mixtral, qwen3moe"),
+])
+def test_counts_of_experts_are_checked(tmp_path, arch, change, words):
+    def edit(numbers, _):
+        for key, value in change.items():
+            key = numbers["general.architecture"] + "." + key
+            numbers.pop(key, None)
+            if value is not None:
+                numbers[key] = value
+    path = tiny.write(tmp_path / "tiny.gguf", arch, change=edit, tied=arch == "gemma")
+    with pytest.raises(KshipraError, match=words) as caught:
+        kshipra.load(path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_experts_that_every_row_uses_are_refused(tmp_path, device):
+    def more(numbers, weights):
+        t = kshipra.Tensor("blk.0.ffn_up_shexp.weight", kshipra.FORMATS["F32"], (4,), bytes(16))
+        weights[t.name] = t
+    path = tiny.write(tmp_path / "tiny.gguf", "qwen3moe", change=more)
+    with pytest.raises(KshipraError, match="ignored.*blk.0.ffn_up_shexp.weight"):
+        kshipra.load(path, device=device)
+
+
 def test_residuals_beyond_f16_stay_finite(tmp_path, device):
     """P09: embeddings of 1e5 and a feed-forward that adds more."""
     def louder(numbers, weights):
@@ -515,8 +635,8 @@ def test_residuals_beyond_f16_stay_finite(tmp_path, device):
 @pytest.mark.parametrize("format", ["F32", "Q4_0"])
 def test_damaged_weights_are_refused_wherever_they_are(tmp_path, bad, format, device):
     """In every tensor: as a value of a float one, as a scale of a quantized one."""
-    for arch in ("llama", "gemma2"):
-        numbers, weights = tiny.metadata(arch, n_layers=1, window=4), tiny.tensors(
+    for arch in ("llama", "gemma2", "mixtral"):
+        numbers, weights = tiny.metadata(arch, n_layers=1, window=4, n_used=4), tiny.tensors(
             arch, n_layers=1, format=format)
         for name, t in weights.items():
             data = bytearray(t.data)
@@ -618,6 +738,10 @@ def test_gemma3_has_two_bases_and_two_kinds_of_layers(tmp_path):
 
 # Hyperparameters that would give a wrong answer, or none.
 
+QWEN3_MOE = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2,
+             "moe_intermediate_size": 32}
+
+
 @pytest.mark.parametrize("change, words", [
     ({"model_type": "bert"}, "architecture 'bert'.*not supported"),
     ({"model_type": None}, "architecture None"),
@@ -637,6 +761,17 @@ def test_gemma3_has_two_bases_and_two_kinds_of_layers(tmp_path):
     ({"rms_norm_eps": "1e-5"}, "rms_norm_eps.*number"),
     ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
     ({"num_local_experts": 8}, "num_local_experts.*mixtures"),
+    ({"model_type": "mixtral"}, "num_local_experts.* is 0: 1 to 512"),
+    ({"model_type": "mixtral", "num_local_experts": 8}, "num_experts_per_tok.*missing"),
+    ({"model_type": "mixtral", "num_local_experts": 128, "num_experts_per_tok": 65},
+     "num_experts_per_tok.* is 65: of 128 experts a row can use 1 to 64"),
+    ({"model_type": "qwen3_moe", "num_experts": 600, "num_experts_per_tok": 8},
+     "num_experts .* is 600"),
+    ({"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2},
+     "moe_intermediate_size.*missing"),
+    ({**QWEN3_MOE, "norm_topk_prob": "yes"}, "norm_topk_prob.* is 'yes': true or false"),
+    ({**QWEN3_MOE, "decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
+    ({**QWEN3_MOE, "mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
     ({"model_type": "qwen3", "use_sliding_window": True}, "use_sliding_window is True"),
     ({"model_type": "gpt2", "layer_norm_epsilon": 1e-5, "scale_attn_by_inverse_layer_idx": True},

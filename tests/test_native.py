@@ -203,6 +203,38 @@ def test_float_models_equal_the_reference(shared, path):
                [11, 1, 1, 8]) == expected
 
 
+@pytest.mark.parametrize("path", ["mixtral/model.gguf", "mixtral/hf", "qwen3moe/model.gguf",
+                                  "qwen3moe/hf"])
+def test_models_with_experts_equal_the_reference(shared, path):
+    path = os.path.join(shared, "fixtures", "models", path)
+    ids = [random.Random(3).randrange(1, 500) for _ in range(21)]
+    expected = run(reference(kshipra.open_checkpoint(path), kv_type="f32"), ids)
+    assert run(engine(kshipra.open_checkpoint(path), 2, kv_type="f32"), ids,
+               [11, 1, 1, 8]) == expected
+
+
+@pytest.mark.parametrize("arch, options", [
+    ("mixtral", {"format": "Q4_0", "ffn": 96}), ("mixtral", {"format": "BF16", "hidden": 40}),
+    ("qwen3moe", {"format": "Q8_0", "n_experts": 19, "n_used": 5, "ffn": 32}),
+    ("qwen3moe", {"format": "Q5_1", "n_experts": 1, "n_used": 1}),
+    ("qwen3moe", {"n_experts": 9, "n_used": 9, "ffn": 7, "expert_weights_norm": False})])
+def test_experts_for_any_number_of_threads_and_rows(tmp_path, arch, options):
+    """Whole, in pieces, and mixed with the rows of another sequence."""
+    path = tiny.write(tmp_path / "tiny.gguf", arch, **options)
+    ids, others = tiny.ids(40), tiny.ids(40, seed=9)
+    expected = run(reference(kshipra.GGUF(path)), ids)
+    for isa in kshipra.host_instruction_sets()[0]:
+        for n_threads in (1, 2, 3):
+            e = kshipra.Engine(kshipra.GGUF(path), kshipra.Native(isa, n_threads), page_size=8)
+            assert run(e, ids) == run(e, ids, [1, 7, 1, 1, 20, 10]) == expected
+            seqs = kshipra.Sequence(e.cache), kshipra.Sequence(e.cache)
+            mixed = []
+            for i, (a, b) in enumerate(zip(ids, others)):
+                mixed += bits(e.step([(b, i, seqs[1]), (a, i, seqs[0])], [1]))
+            assert mixed == expected
+            assert isinstance(e.ops, kshipra.Native)
+
+
 def test_a_wrong_kernel_is_found_and_the_reference_goes_on(monkeypatch, capsys, truth):
     """P33, P35: what the machine computes wrongly is noticed before it is believed."""
     def emit_add_wrong(k):

@@ -407,3 +407,47 @@ def test_what_is_not_finite_is_refused(bad):
 
 def test_argmax_takes_the_lowest_of_equals():
     assert kshipra.Reference().argmax(array("f", [1, 3, 2, 3])) == 1
+
+
+# Experts
+
+@given(st.integers(1, 40), st.integers(1, 3), st.booleans(), st.integers(0, 999))
+def test_a_route_is_the_top_of_a_softmax(n, n_rows, normalize, seed):
+    rng = random.Random(seed)
+    x, n_used = [random_floats(rng, n, 3) for _ in range(n_rows)], rng.randint(1, n)
+    route = kshipra.Reference().route(x, n_used, normalize)
+    for r, row in enumerate(x):
+        picks = slice(r * n_used, (r + 1) * n_used)
+        order = sorted(range(n), key=lambda i: (-row[i], i))[:n_used]
+        assert route.experts[picks] == order
+        total = math.fsum(math.exp(row[i]) for i in (order if normalize else range(n)))
+        for found, i in zip(route.weights[picks], order):
+            assert found == pytest.approx(math.exp(row[i]) / total, rel=(n + 8) * EPS)
+
+
+def test_a_route_takes_the_lowest_of_equals_and_refuses_what_is_not_finite():
+    x = [array("f", [1.0, 2.0, 2.0, 0.0, 2.0]), array("f", [-0.0, 0.0, -1.0, 0.0, -0.0])]
+    assert kshipra.Reference().route(x, 3, True).experts == [1, 2, 4, 0, 1, 3]
+    for bad in (math.nan, math.inf, -math.inf):
+        with pytest.raises(KshipraError, match="infinite or not a number"):
+            kshipra.Reference().route([array("f", [1.0, bad])], 1, True)
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 999))
+def test_experts_are_mixed_by_their_weights(n_rows, n_used, seed):
+    """Through the experts and back: each row is the weighted sum of its experts' products."""
+    rng, ops = random.Random(seed), kshipra.Reference()
+    up = [random_weight(rng, "F32", 6, 5) for _ in range(4)]
+    down = [random_weight(rng, "F32", 3, 6) for _ in range(4)]
+    x = [random_floats(rng, 5) for _ in range(n_rows)]
+    experts = [e for _ in x for e in rng.sample(range(4), n_used)]
+    route = kshipra.Route(n_used, experts, random_floats(rng, len(experts)))
+    found = ops.mix(ops.matmul(down, ops.matmul(up, x, route), route), route)
+    assert len(found) == n_rows
+    for r, row in enumerate(found):
+        wanted = [0.0] * 3
+        for pick in range(r * n_used, (r + 1) * n_used):
+            inside = ops.matmul(up[experts[pick]], [x[r]])
+            (out,) = ops.matmul(down[experts[pick]], inside)
+            wanted = [a + route.weights[pick] * b for a, b in zip(wanted, out)]
+        assert list(row) == pytest.approx(wanted, rel=1e-5, abs=1e-5)

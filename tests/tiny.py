@@ -2,6 +2,7 @@
 
 The tensors' names are written out here, not taken from kshipra's tables.
 """
+import math
 import random
 from array import array
 
@@ -13,6 +14,7 @@ EXTRA = iter(range(256, 512))
 LETTERS = [chr(b) if b in PLAIN else chr(next(EXTRA)) for b in range(256)]
 BOS, EOS, EOT = 256, 257, 258
 N_TOKENS = 259
+MIXTURES = ("mixtral", "qwen3moe")      # a GGUF calls the first llama
 
 
 def tokenizer_metadata(add_bos=True):
@@ -27,7 +29,8 @@ def tokenizer_metadata(add_bos=True):
     }
 
 
-def shapes(arch, hidden, n_layers, n_heads, n_kv_heads, head_dim, ffn, n_vocab, n_ctx, tied):
+def shapes(arch, hidden, n_layers, n_heads, n_kv_heads, head_dim, ffn, n_vocab, n_ctx, tied,
+           n_experts):
     """Return {tensor name: shape} of a GGUF."""
     q, kv = n_heads * head_dim, n_kv_heads * head_dim
     out = {"token_embd.weight": (n_vocab, hidden), "output_norm.weight": (hidden,)}
@@ -49,7 +52,11 @@ def shapes(arch, hidden, n_layers, n_heads, n_kv_heads, head_dim, ffn, n_vocab, 
                           "attn_v.weight": (kv, hidden), "ffn_gate.weight": (ffn, hidden)})
         if arch == "qwen2":
             layer.update({"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)})
-        if arch in ("qwen3", "gemma3"):
+        if arch in MIXTURES:
+            for name in ("gate", "up", "down"):
+                layer[f"ffn_{name}_exps.weight"] = (n_experts, *layer.pop(f"ffn_{name}.weight"))
+            layer["ffn_gate_inp.weight"] = (n_experts, hidden)
+        if arch in ("qwen3", "gemma3", "qwen3moe"):
             layer.update({"attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)})
         if arch in ("gemma2", "gemma3"):
             layer.update({"post_attention_norm.weight": (hidden,),
@@ -59,26 +66,27 @@ def shapes(arch, hidden, n_layers, n_heads, n_kv_heads, head_dim, ffn, n_vocab, 
 
 
 def tensors(arch="llama", seed=1, format="F32", hidden=32, n_layers=2, n_heads=4, n_kv_heads=2,
-            head_dim=8, ffn=64, n_vocab=N_TOKENS, n_ctx=256, tied=False, scale=1.0):
-    """Return {name: Tensor}: matrices in `format`, vectors in F32."""
+            head_dim=8, ffn=64, n_vocab=N_TOKENS, n_ctx=256, tied=False, scale=1.0, n_experts=4):
+    """Return {name: Tensor}: matrices in `format`, vectors and routers in F32."""
     if arch == "gpt2":
         n_kv_heads, head_dim = n_heads, hidden // n_heads
     rng, out = random.Random(seed), {}
     for name, shape in shapes(arch, hidden, n_layers, n_heads, n_kv_heads, head_dim, ffn,
-                              n_vocab, n_ctx, tied).items():
-        n = shape[0] if len(shape) == 1 else shape[0] * shape[1]
+                              n_vocab, n_ctx, tied, n_experts).items():
+        n = math.prod(shape)
         if len(shape) == 1:
             values, kind = [rng.uniform(0.5, 1.5) for _ in range(n)], "F32"
         else:
-            spread = scale * 2 / shape[1] ** 0.5
-            values, kind = [rng.gauss(0, spread) for _ in range(n)], format
+            spread = scale * 2 / shape[-1] ** 0.5
+            values = [rng.gauss(0, spread) for _ in range(n)]
+            kind = "F32" if "ffn_gate_inp" in name else format
         kind = kshipra.FORMATS[kind]
         out[name] = kshipra.Tensor(name, kind, shape, kind.encode(array("f", values)))
     return out
 
 
 def metadata(arch="llama", hidden=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, ffn=64,
-             n_ctx=256, window=0, add_bos=True, **more):
+             n_ctx=256, window=0, add_bos=True, n_experts=4, n_used=2, **more):
     """Return the metadata of a GGUF; `more`: keys of the architecture, dots as double underscores."""
     if arch == "gpt2":
         n_kv_heads, head_dim = n_heads, hidden // n_heads
@@ -91,12 +99,17 @@ def metadata(arch="llama", hidden=32, n_layers=2, n_heads=4, n_kv_heads=2, head_
         own["attention.sliding_window"] = window
     if arch == "gemma2":
         own.update({"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0})
+    if arch in MIXTURES:
+        own.update({"expert_count": n_experts, "expert_used_count": n_used})
+    if arch == "qwen3moe":
+        own.update({"feed_forward_length": 3 * ffn, "expert_feed_forward_length": ffn})
     own.update({key.replace("__", "."): value for key, value in more.items()})
+    arch = "llama" if arch == "mixtral" else arch
     return {"general.architecture": arch, **{f"{arch}.{key}": v for key, v in own.items()},
             **tokenizer_metadata(add_bos)}
 
 
-SHAPE = ("hidden", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn", "n_ctx")
+SHAPE = ("hidden", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn", "n_ctx", "n_experts")
 
 
 def write(path, arch="llama", change=None, **options):
