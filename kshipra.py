@@ -7395,6 +7395,12 @@ class AttentionScratch:
         return k.load_i64(pair, self.pairs + self.PAIR_BYTES * i + self.STATE)
 
 
+def _frame(k, at):
+    """Return get(name) and put(name, value): a load and a store of the frame."""
+    return (lambda name: k.load_i64(k.scratch, at.frame[name]),
+            lambda name, value: k.store_i64(k.scratch, value, at.frame[name]))
+
+
 def _all_pairs(k, at, field, get, put, sizes, step, *options):
     """Emit `step` for all pairs, n at once, with as large an n of `sizes` as there are left."""
     pair, left = k.copy(k.scratch), get("n_pairs")
@@ -7797,12 +7803,7 @@ def emit_attention(k, kv_type, head_dim, cap=False):
                    "window", "cap_bits", "sinks", "n_rows", "rows", "heads", "parts", "partials",
                    "slots")
 
-    def get(name):
-        return k.load_i64(k.scratch, at.frame[name])
-
-    def put(name, value):
-        k.store_i64(k.scratch, value, at.frame[name])
-
+    get, put = _frame(k, at)
     tools = k, at, field, get, put
     rows_left = _attention_unit(*tools, kv_vector_bytes(kv_type, head_dim))
     with k.while_(rows_left, ">", 0):
@@ -7838,12 +7839,7 @@ def emit_attention_merge(k, head_dim):
     field = Fields(k, "out", "out_row_bytes", "positions", "window", "n_heads", "heads", "sinks",
                    "partials", "slots")
 
-    def get(name):
-        return k.load_i64(k.scratch, at.frame[name])
-
-    def put(name, value):
-        k.store_i64(k.scratch, value, at.frame[name])
-
+    get, put = _frame(k, at)
     row = k.div(k.chunk, field("n_heads"))
     put("row", row)
     put("head", k.rem(k.chunk, field("n_heads")))
