@@ -2779,8 +2779,8 @@ PREPARED_LIMIT_BYTES = 2 << 30          # weights kept unpacked, at most
 
 
 class Route(NamedTuple):
-    """The experts that each row is sent to, the first choice first.  A row and one of its
-    experts are a pick; pick r * n_used + j is the choice j of row r.
+    """Which experts compute each row, the best first.  A pick is one pair of a row and an
+    expert; pick r * n_used + j is row r with its choice j.
 
     n_used: picks of a row   experts, weights: of each pick, in the form of the backend; in the
     reference a list of int and an array('f')
@@ -2846,11 +2846,12 @@ class Reference:
         return out
 
     def route(self, x, n_used, normalize):
-        """Return the Route to each row's n_used experts of largest logits, equal ones in order.
+        """Return the Route to each row's n_used experts of largest logits.
 
-        x: (R, n_experts), logits
-        The weight of an expert is its probability e / total, with e = exp(logit - largest);
-        total: the lane sum of all e or, to normalize, of the chosen e, added in order of choice.
+        x: (R, n_experts), logits; of equal ones the lower index comes first
+        The weight of an expert is exp(logit - largest) / total.  If `normalize`, total is the
+        sum of these exponentials over the chosen experts, in order of choice; otherwise it is
+        the lane sum over all experts.
         Raises KshipraError if a logit is not finite.
         Source: Jiang et al. (2024), "Mixtral of experts", section 2.1, which normalizes.
         """
@@ -2868,7 +2869,7 @@ class Reference:
     def mix(self, x, route):
         """Return for each row the sum of its picks' x times their weights, in order of choice.
 
-        x: (picks, n)   -> (R, n)   The first product begins the sum.
+        x: (picks, n)   -> (R, n)   The sum starts with the first product, not with 0.
         """
         scaled, n = [f32_scale(row, c) for row, c in zip(x, route.weights)], route.n_used
         return [functools.reduce(f32_add, scaled[i:i + n]) for i in range(0, len(scaled), n)]
@@ -7343,11 +7344,11 @@ def emit_kv_store(k, kv_type, head_dim):
 # A state that has seen nothing is m = LOWEST, l = 0, o = 0: merging a chunk into it gives that
 # chunk's own m, l and o, to the bit, since exp(0) = 1 and 0 * exp(-87) + y = y.
 #
-# One token and a model of three kv heads are work for three threads, or for two, one of which
-# then waits.  So where the text is long, the chunks of a run are dealt out in `parts`: a part
-# takes every so many-th chunk, keeps the m, l and o of each for itself in a slot, and
-# emit_attention_merge merges the slots in order of position.  It is the same arithmetic in the
-# same order, so the bits do not tell how many parts there were.
+# A thread gets one kv head at least, so with three kv heads and two threads, one does two heads
+# while the other waits.  Where the text is long, the chunks of a run are dealt out in `parts`
+# as well: part i takes chunks i, i + parts and so on, and leaves the m, l and o of each chunk
+# in that chunk's own slot; emit_attention_merge then merges the slots in order of position.  It
+# is the same arithmetic in the same order, so the bits do not tell how many parts there were.
 # Source: Dao et al. (2023), "Flash-Decoding for long-context inference".
 
 LOWEST = f32(-3.4028234663852886e38)        # the lowest finite float32
@@ -7831,9 +7832,10 @@ def emit_attention(k, kv_type, head_dim, cap=False):
 
 
 def emit_attention_merge(k, head_dim):
-    """Emit the end of attention whose chunks went in parts.  A chunk is one head of one row.
+    """Emit the end of attention in parts.  A unit of work, k.chunk, is one head of one row.
 
-    out .. partials: as in emit_attention   heads: 1
+    Its slots, one for each CHUNK positions that the row sees, are merged from the lowest up.
+    out .. partials: as in emit_attention   heads: 1   slots: room of a head, in slots
     """
     at = AttentionScratch(head_dim)
     field = Fields(k, "out", "out_row_bytes", "positions", "window", "n_heads", "heads", "sinks",
@@ -7908,10 +7910,12 @@ def emit_pick(k, format, n_in):
 
     kernel: address of emit_matvec or emit_matmul_float for this format and n_in
     table: i64 (n_experts,), addresses of weights   experts: i32 (n_picks,)
-    x: a row for every per_row picks, in groups of one where it is quantized   y: a row for
-    each pick   scratch: that of the kernel, then its arguments
-    Chunk c is chunk c / n_picks of pick c % n_picks: so the same rows of a weight that several
-    picks choose are read from memory once.
+    x: a row for every per_row picks; each row by itself is a group of quantized activations
+    per_row: n_used where the picks of a row share its x, 1 where each has its own
+    y: a row for each pick   scratch: that of the kernel, then its arguments
+    Unit c, k.chunk, is chunk c / n_picks of the matrix of pick c % n_picks: units that follow
+    each other take the same rows of the weights, which are then read from memory once if
+    several picks chose one expert.
     """
     field = Fields(k, "kernel", "table", "x", "y", "n_out", "chunk_rows", "y_stride", "experts",
                    "n_picks", "per_row")
@@ -7935,9 +7939,9 @@ def emit_route(k):
 
     x: f32 (R, n), n <= MAX_EXPERTS   -> experts: i32, weights: f32, both (R, n_used)
     normalize: 0 or 1   scratch: 4 * MAX_EXPERTS
-    Experts become addresses, so they are 0..n-1 whatever the logits are: what is not a number
-    is never larger, and where nothing is, 0 is chosen.  One logit that is not finite makes all
-    weights of its row NaN.
+    Experts choose addresses, so they must be 0..n-1 even for bad logits: a NaN loses every
+    comparison, and if no logit wins one, expert 0 is taken.  Nothing is refused here, unlike
+    in the reference: one logit that is not finite makes all weights of its row NaN.
     """
     field = Fields(k, "x", "x_row_bytes", "n", "n_used", "normalize", "experts", "weights")
     x, place = field.row("x", k.chunk), k.chunk * field("n_used") << 2
