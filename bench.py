@@ -749,7 +749,7 @@ def refuse_different_tokens(rungs):
 #
 # The ledger names what a process holds; what it cannot name is "rest".  The profile runs the
 # operations of a prompt and of a few tokens one by one, and sets what each one moved and did
-# against what this machine can do (kshipra, chapter 11): an operation that does few
+# against what this machine can do (kshipra, chapter 20): an operation that does few
 # operations for each byte waits for memory, one that does many for the arithmetic units.
 
 def ledger_mb(model, base_mb, n_prompt, n):

@@ -14,18 +14,32 @@ Call it:
 
 Read it, top to bottom:
 
+    Part I. The engine, in plain Python
     1. Numbers
     2. Files
     3. Text
-    4. Reference
-    5. Machine code
-    6. Cache
-    7. Model
-    8. Sampling
-    9. Decoding
-    11. Tools
-    12. Front doors
-    13. The model in the file
+    4. Operations
+    5. Cache
+    6. Model
+    7. Sampling
+    8. Decoding
+
+    Part II. The same bits, fast
+    10. Instructions
+    11. x86-64
+    12. arm64
+    13. Executable memory
+    14. Matrix kernels
+    15. Other kernels
+    16. Attention kernels
+    17. Programs
+    18. Threads
+    19. Self-check
+
+    Part III. Around the engine
+    20. Tools
+    21. Front doors
+    22. The model in the file
 
 Glossary.  n_layers, n_heads, n_kv_heads, n_experts, n_vocab, n_ctx: counts.  head_dim, hidden,
 ffn: the width of a head, of the residual stream, of the inside of the feed-forward network.
@@ -80,6 +94,13 @@ class KshipraError(ValueError):
         where = "" if path is None else (str(path) or "''") + at + ": "
         super().__init__(where + message)
         self.path, self.offset = path, offset
+
+
+# ---------------------------------------------------------------------------------------
+# Part I. The engine, in plain Python
+#
+# A whole engine, complete without a line of machine code: from the bits of a weight to a
+# streaming text.  It refers to nothing of Part II.
 
 
 # ---------------------------------------------------------------------------------------
@@ -2349,7 +2370,7 @@ def load_tokenizer(path):
 
 
 # ---------------------------------------------------------------------------------------
-# 4. Reference
+# 4. Operations
 #
 # The operations that a transformer is made of, in plain Python.  They are the definition
 # of right: machine code has to give the same bits, so each step says how it rounds.
@@ -2773,7 +2794,7 @@ def attend(q, chunks, scale, cap=0.0, sink=None):
 
 
 # 4.4 The operation surface: what a forward pass may call, and nothing else.  `Native`
-# (chapter 5) offers the same names.
+# (chapter 19) offers the same names.
 
 PREPARED_LIMIT_BYTES = 2 << 30          # weights kept unpacked, at most
 
@@ -2923,7 +2944,7 @@ class Reference:
     def rope(self, x, positions, table, head_dim):
         """Return x with the pairs of each head turned by their position's angles.
 
-        x: (R, n_heads * head_dim)   table: RopeTable (chapter 7), with cos and sin rows and
+        x: (R, n_heads * head_dim)   table: RopeTable (chapter 6), with cos and sin rows and
         the pairing: "interleaved" turns (2i, 2i+1), "half" turns (i, i + n_rot/2).
         Source: Su et al. (2021), RoFormer, eq. 34.
         """
@@ -2954,7 +2975,7 @@ class Reference:
         """Store k and v in the cache, then return what each row's heads attend to.
 
         q: (R, n_heads * head_dim)   k, v: (R, n_kv_heads * head_dim)   -> like q
-        spec: Attention (chapter 7).  Query heads share keys in runs of n_heads / n_kv_heads
+        spec: Attention (chapter 6).  Query heads share keys in runs of n_heads / n_kv_heads
         (Ainslie et al. 2023, GQA).
         """
         cache, dim, out = batch.cache, spec.head_dim, []
@@ -3005,22 +3026,1228 @@ class Reference:
 
 
 # ---------------------------------------------------------------------------------------
-# 5. Machine code
+# 5. Cache
+#
+# The cache keeps every layer's k and v, so that a new token attends to the past without
+# computing it again.  The idea of paging: a sequence owns a table of fixed-size pages, not
+# one long array, so memory is lent page by page, and two sequences that begin alike hold
+# the same pages.  A shared page is never written: its writer copies it first.
+#
+#   position p of a sequence  ->  page table[p // page_size], slot p % page_size
+#   page                      ->  for each layer: k then v, each (n_kv_heads, page_size, head_dim)
+#
+# A contiguous cache is the same thing with one page as long as the context.  The arena is
+# anonymous memory: the system hands out a page of it when it is first written, so a long
+# context costs nothing until it is used.
+#
+# Not here: moving pages to disk.  After Kwon et al. (2023), "PagedAttention", section 4.
+
+def check_page_size(page_size):
+    """Refuse a page size that would cut a chunk of attention unevenly."""
+    if page_size < 8 or (CHUNK % page_size and page_size % CHUNK):
+        raise KshipraError(f"page size {page_size} is not 8, 16, 32 or a multiple of {CHUNK}")
+
+
+class PagePool:
+    """An arena of n_pages pages, lent out by number and counted.
+
+    layers: one (n_kv_heads, head_dim) for each layer   kv_type: a name of KV_TYPES
+    page_size: positions in a page: 8, 16, 32 or a multiple of CHUNK
+    refs[page]: how many tables hold the page
+    """
+
+    def __init__(self, layers, n_pages, page_size, kv_type="f16"):
+        check_page_size(page_size)
+        self.page_size, self.kv_type, self.n_pages = page_size, kv_type, n_pages
+        self.layers, self.layer_offs, page_bytes = layers, [], 0
+        self.vector_bytes = [kv_vector_bytes(kv_type, head_dim) for _, head_dim in layers]
+        for (n_kv_heads, _), vector_bytes in zip(layers, self.vector_bytes):
+            self.layer_offs.append(page_bytes)
+            page_bytes += 2 * n_kv_heads * page_size * vector_bytes
+        self.page_bytes = page_bytes
+        try:
+            self.arena = mmap.mmap(-1, max(1, n_pages * page_bytes))
+        except (OSError, OverflowError, ValueError) as e:
+            raise KshipraError(f"a cache of {n_pages * page_bytes} bytes cannot be had ({e}); "
+                               "use a smaller --ctx-size") from None
+        self.free = list(range(n_pages - 1, -1, -1))
+        self.refs = [0] * n_pages
+
+    def take(self):
+        """Return a free page, now held once.  Raises KshipraError when there is none."""
+        if not self.free:
+            raise KshipraError(f"all {self.n_pages} pages of {self.page_size} positions are in "
+                               "use; use a larger --ctx-size")
+        page = self.free.pop()
+        self.refs[page] = 1
+        return page
+
+    def release(self, page):
+        """Give back one hold on a page."""
+        self.refs[page] -= 1
+        if not self.refs[page]:
+            self.free.append(page)
+
+    def copy(self, page):
+        """Return a new page with the content of `page`, and give back one hold on `page`."""
+        new = self.take()
+        a, b, n = page * self.page_bytes, new * self.page_bytes, self.page_bytes
+        self.arena[b:b + n] = self.arena[a:a + n]
+        self.release(page)
+        return new
+
+    def offset(self, layer, page, which, head, slot):
+        """Return the byte offset in the arena of one k (which = 0) or v (which = 1) vector."""
+        vector = (which * self.layers[layer][0] + head) * self.page_size + slot
+        return (page * self.page_bytes + self.layer_offs[layer]
+                + vector * self.vector_bytes[layer])
+
+    def write(self, layer, seq, pos, k, v):
+        """Store one position's k and v, each (n_kv_heads * head_dim,), rounded to kv_type.
+
+        Raises KshipraError for what is not finite, which f16 and q8_0 would clamp.
+        """
+        page, slot = seq.table[pos // self.page_size], pos % self.page_size
+        n = self.vector_bytes[layer]
+        for which, row in enumerate((k, v)):
+            check_finite(row)
+            data = KV_TYPES[self.kv_type].write(row)
+            for head in range(self.layers[layer][0]):
+                at = self.offset(layer, page, which, head, slot)
+                self.arena[at:at + n] = data[head * n:(head + 1) * n]
+
+    def chunks(self, layer, seq, head, lowest, end):
+        """Yield (first position, keys, values) of positions lowest..end-1, cut at CHUNK borders.
+
+        keys, values: array('f') (n, head_dim), flat
+        """
+        n_bytes, read = self.vector_bytes[layer], KV_TYPES[self.kv_type].format.decode
+        while lowest < end:
+            stop = min(end, (lowest // CHUNK + 1) * CHUNK)
+            kv = bytearray(), bytearray()
+            pos = lowest
+            while pos < stop:
+                slot = pos % self.page_size
+                n = min(stop - pos, self.page_size - slot)
+                for which, part in enumerate(kv):
+                    at = self.offset(layer, seq.table[pos // self.page_size], which, head, slot)
+                    part += self.arena[at:at + n * n_bytes]
+                pos += n
+            yield (lowest, *map(read, kv))
+            lowest = stop
+
+
+class Sequence:
+    """One text's page table, and the tokens whose k and v its pages hold.
+
+    table: array('i') of page numbers   tokens: ids at positions 0..len-1
+    """
+
+    def __init__(self, pool):
+        self.pool, self.table, self.tokens = pool, array("i"), []
+
+    def reserve(self, first, end):
+        """Own writable pages for positions first..end-1; a page held elsewhere too is copied."""
+        size = self.pool.page_size
+        while len(self.table) * size < end:
+            self.table.append(self.pool.take())
+        for i in range(first // size, (end + size - 1) // size):
+            if self.pool.refs[self.table[i]] > 1:
+                self.table[i] = self.pool.copy(self.table[i])
+
+    def truncate(self, length):
+        """Forget the positions from `length` on, and give back the pages that only they used."""
+        del self.tokens[length:]
+        keep = -(-length // self.pool.page_size)
+        while len(self.table) > keep:
+            self.pool.release(self.table.pop())
+
+    def fork(self):
+        """Return a sequence with the same past; pages are shared until one of the two writes."""
+        other = Sequence(self.pool)
+        other.table, other.tokens = array("i", self.table), list(self.tokens)
+        for page in self.table:
+            self.pool.refs[page] += 1
+        return other
+
+    def common_prefix(self, tokens):
+        """Return how many of `tokens` this sequence begins with, at most len(tokens) - 1.
+
+        One token is always left over: its logits have to be computed.
+        """
+        n = min(len(self.tokens), len(tokens) - 1)
+        if self.tokens[:n] == tokens[:n]:       # the usual case, at C speed
+            return n
+        return next(i for i in range(n) if self.tokens[i] != tokens[i])
+
+
+# ---------------------------------------------------------------------------------------
+# 6. Model
+#
+# A decoder is the same few lines for every family: norm, attention, add, norm, feed-forward,
+# add.  Families differ in which norm, which activation, which tensors there are and how the
+# numbers are called in the file; that is data, so it stands in tables: ARCHITECTURES has a
+# row for each family, SLOTS the names of the tensors, KEYS those of the hyperparameters.
+#
+#   x = embed(token)
+#   each layer:  x = x + wo attention(rope(wq n), rope(wk n), wv n)    n = norm(x)
+#                x = x + w_down (silu(w_gate n) * w_up n)              n = norm(x)
+#   logits = lm_head norm(x)
+#
+# In a mixture of experts w_gate, w_up and w_down are lists of matrices, of which a router
+# picks a few for each row; their results are added, each with a weight.
+#
+# Not here: experts that every row uses (shared ones), and layers without experts among others.
+# Sources: Radford et al. (2019), GPT-2; Touvron et al. (2023), Llama; the Gemma reports;
+# Jiang et al. (2024), Mixtral.
+
+# 6.1 Tables
+
+class Arch(NamedTuple):
+    """One family: what the tables of its files do not say.
+
+    slots: the tensors of a layer; "+b" behind one: with a bias, "?b": perhaps with a bias
+    rope: "interleaved" or "half", as the rows of wq lie in a GGUF; None: learned positions
+    hf: column of SLOTS that its safetensors use
+    """
+    slots: str
+    norm: str = "rms"
+    act: str = "silu"
+    rope: str = "half"
+    hf: str = "llama"
+    gemma: bool = False                 # embeddings times sqrt(hidden); HF norms lack their 1
+    window_every: int = 0               # every n-th layer sees all; the others a window
+    experts: bool = False               # a mixture of experts
+
+
+LLAMA_SLOTS = "attn_norm wq?b wk?b wv?b wo?b ffn_norm w_gate?b w_up?b w_down?b"
+EXPERT_SLOTS = ("attn_norm wq?b wk?b wv?b wo?b ffn_norm router w_gate_experts w_up_experts "
+                "w_down_experts")
+POST_NORMS = " post_attn_norm post_ffn_norm"
+
+ARCHITECTURES = {
+    "llama":  Arch(LLAMA_SLOTS, rope="interleaved"),
+    "gpt2":   Arch("attn_norm+b wqkv+b wo+b ffn_norm+b w_up+b w_down+b", norm="layer",
+                   act="gelu", rope=None, hf="gpt2"),
+    "qwen2":  Arch("attn_norm wq+b wk+b wv+b wo ffn_norm w_gate w_up w_down"),
+    "qwen3":  Arch(LLAMA_SLOTS + " q_norm k_norm"),
+    "gemma":  Arch(LLAMA_SLOTS, act="gelu", gemma=True),
+    "gemma2": Arch(LLAMA_SLOTS + POST_NORMS, act="gelu", hf="gemma", gemma=True, window_every=2),
+    "gemma3": Arch(LLAMA_SLOTS + POST_NORMS + " q_norm k_norm", act="gelu", hf="gemma",
+                   gemma=True, window_every=6),
+    "mixtral":  Arch(EXPERT_SLOTS, rope="interleaved", hf="mixtral", experts=True),
+    "qwen3moe": Arch(EXPERT_SLOTS + " q_norm k_norm", experts=True),
+}
+HF_MODEL_TYPES = {"gemma3_text": "gemma3", "mistral": "llama", "qwen3_moe": "qwen3moe"}
+
+SLOTS = {   # slot: the tensor's name in GGUF, in llama-like and in GPT-2's safetensors
+    "embed":          ("token_embd", "model.embed_tokens", "wte"),
+    "pos_embed":      ("position_embd", None, "wpe"),
+    "out_norm":       ("output_norm", "model.norm", "ln_f"),
+    "lm_head":        ("output", "lm_head", "lm_head"),
+    "attn_norm":      ("blk.{}.attn_norm", "model.layers.{}.input_layernorm", "h.{}.ln_1"),
+    "wqkv":           ("blk.{}.attn_qkv", None, "h.{}.attn.c_attn"),
+    "wq":             ("blk.{}.attn_q", "model.layers.{}.self_attn.q_proj", None),
+    "wk":             ("blk.{}.attn_k", "model.layers.{}.self_attn.k_proj", None),
+    "wv":             ("blk.{}.attn_v", "model.layers.{}.self_attn.v_proj", None),
+    "wo":             ("blk.{}.attn_output", "model.layers.{}.self_attn.o_proj",
+                       "h.{}.attn.c_proj"),
+    "q_norm":         ("blk.{}.attn_q_norm", "model.layers.{}.self_attn.q_norm", None),
+    "k_norm":         ("blk.{}.attn_k_norm", "model.layers.{}.self_attn.k_norm", None),
+    "post_attn_norm": ("blk.{}.post_attention_norm", None, None),
+    "ffn_norm":       ("blk.{}.ffn_norm", "model.layers.{}.post_attention_layernorm",
+                       "h.{}.ln_2"),
+    "w_gate":         ("blk.{}.ffn_gate", "model.layers.{}.mlp.gate_proj", None),
+    "w_up":           ("blk.{}.ffn_up", "model.layers.{}.mlp.up_proj", "h.{}.mlp.c_fc"),
+    "w_down":         ("blk.{}.ffn_down", "model.layers.{}.mlp.down_proj", "h.{}.mlp.c_proj"),
+    "post_ffn_norm":  ("blk.{}.post_ffw_norm", None, None),
+    # a second {}: a tensor for each expert; without: the experts are its first axis
+    "router":         ("blk.{}.ffn_gate_inp", "model.layers.{}.mlp.gate", None),
+    "w_gate_experts": ("blk.{}.ffn_gate_exps", "model.layers.{}.mlp.experts.{}.gate_proj", None),
+    "w_up_experts":   ("blk.{}.ffn_up_exps", "model.layers.{}.mlp.experts.{}.up_proj", None),
+    "w_down_experts": ("blk.{}.ffn_down_exps", "model.layers.{}.mlp.experts.{}.down_proj", None),
+}
+GEMMA_NAMES = {     # where Gemma 2 and 3 differ from llama-like safetensors
+    "post_attn_norm": "model.layers.{}.post_attention_layernorm",
+    "ffn_norm":       "model.layers.{}.pre_feedforward_layernorm",
+    "post_ffn_norm":  "model.layers.{}.post_feedforward_layernorm",
+}
+MIXTRAL_NAMES = {   # where Mixtral's safetensors differ, and its first GGUF files
+    "router":         "model.layers.{}.block_sparse_moe.gate",
+    "w_gate_experts": "model.layers.{}.block_sparse_moe.experts.{}.w1",
+    "w_up_experts":   "model.layers.{}.block_sparse_moe.experts.{}.w3",
+    "w_down_experts": "model.layers.{}.block_sparse_moe.experts.{}.w2",
+}
+HF_NAMES = {"llama": {}, "gemma": GEMMA_NAMES, "mixtral": MIXTRAL_NAMES}
+EXPERT_TENSORS = re.compile(r".*(ffn_(gate|up|down)(_exps|\.\d+)|\.experts\.\d+\.\w+)\.weight")
+UNUSED_TENSORS = re.compile(    # stored by some exporters, and computed here instead
+    r"rope_freqs\.weight|.*\.rotary_emb\.inv_freq|(transformer\.)?h\.\d+\.attn\.(masked_)?bias")
+
+KEYS = {    # hyperparameter: its key in GGUF, and its keys in config.json
+    "n_layers":     ("block_count", ("num_hidden_layers", "n_layer")),
+    "hidden":       ("embedding_length", ("hidden_size", "n_embd")),
+    "ffn":          ("feed_forward_length", ("intermediate_size", "n_inner")),
+    "n_heads":      ("attention.head_count", ("num_attention_heads", "n_head")),
+    "n_kv_heads":   ("attention.head_count_kv", ("num_key_value_heads",)),
+    "head_dim":     ("attention.key_length", ("head_dim",)),
+    "value_dim":    ("attention.value_length", ()),
+    "n_ctx":        ("context_length", ("max_position_embeddings", "n_positions", "n_ctx")),
+    "n_rot":        ("rope.dimension_count", ()),
+    "rms_eps":      ("attention.layer_norm_rms_epsilon", ("rms_norm_eps",)),
+    "layer_eps":    ("attention.layer_norm_epsilon", ("layer_norm_epsilon",)),
+    "rope_base":    ("rope.freq_base", ("rope_theta",)),
+    "local_base":   ("rope.freq_base_swa", ("rope_local_base_freq",)),
+    "window":       ("attention.sliding_window", ("sliding_window",)),
+    "attn_cap":     ("attn_logit_softcapping", ("attn_logit_softcapping",)),
+    "final_cap":    ("final_logit_softcapping", ("final_logit_softcapping",)),
+    "query_scalar": (None, ("query_pre_attn_scalar",)),
+    "n_experts":    ("expert_count", ("num_local_experts", "num_experts")),
+    "n_used":       ("expert_used_count", ("num_experts_per_tok",)),
+    "expert_ffn":   ("expert_feed_forward_length", ("moe_intermediate_size",)),
+    "normalize":    ("expert_weights_norm", ("norm_topk_prob",)),
+}
+
+
+# 6.2 Hyperparameters
+
+DEFAULT_CTX = 8192                      # positions, where the model was trained for more
+GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
+CONFIG_MUST_BE = {  # keys of config.json that would change the answer, were they anything else
+    "partial_rotary_factor": 1, "use_bidirectional_attention": False, "use_sliding_window": False,
+    "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True,
+    "add_cross_attention": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
+}
+GGUF_MUST_BE = {    # the same for the keys of a GGUF, behind the name of the architecture
+    "expert_gating_func": 1, "expert_weights_scale": 1, "expert_shared_count": 0,
+    "expert_group_count": 1, "leading_dense_block_count": 0, "interleave_moe_layer_step": 1,
+}
+MAX_USED_EXPERTS = 64                   # of MAX_EXPERTS, for one row
+
+
+class Hparams:
+    """The numbers of one model, checked, under the names of the glossary.
+
+    path: the file they came from   numbers: its metadata or config.json
+    arch_name, arch: the row of ARCHITECTURES
+    Raises KshipraError naming the key when one is missing, of a wrong type or out of range.
+    """
+
+    def __init__(self, checkpoint):
+        self.path, self.is_gguf = checkpoint.path, isinstance(checkpoint, GGUF)
+        if self.is_gguf:
+            self.numbers, key = checkpoint.metadata, "general.architecture"
+            self.arch_name = self.numbers.get(key)
+        else:
+            self.numbers, key = checkpoint.config, "model_type"
+            kind = self.numbers.get(key)
+            self.arch_name = HF_MODEL_TYPES.get(kind, kind) if isinstance(kind, str) else kind
+        if not isinstance(self.arch_name, str) or self.arch_name not in ARCHITECTURES:
+            raise KshipraError(f"architecture {self.arch_name!r} ({key}) is not supported; "
+                               f"supported are {', '.join(ARCHITECTURES)}", self.path)
+        self.arch = ARCHITECTURES[self.arch_name]
+        self.n_experts = self.integer("n_experts", 0)
+        if self.is_gguf and self.arch_name == "llama" and self.n_experts:
+            self.arch = ARCHITECTURES["mixtral"]        # a GGUF calls it llama
+        self.n_layers = self.integer("n_layers")
+        self.hidden = self.integer("hidden")
+        self.n_heads = self.integer("n_heads")
+        self.n_kv_heads = self.integer("n_kv_heads", self.n_heads)
+        if self.n_heads % self.n_kv_heads:
+            self.fail("n_kv_heads", self.n_kv_heads, f"it must divide the {self.n_heads} heads")
+        if self.hidden % self.n_heads and self.get("head_dim") is None:
+            self.fail("n_heads", self.n_heads, f"it must divide the width {self.hidden}")
+        self.head_dim = self.integer("head_dim", self.hidden // self.n_heads)
+        if self.integer("value_dim", self.head_dim) != self.head_dim:
+            self.fail("value_dim", self.get("value_dim"),
+                      f"keys and values must be equally wide, here {self.head_dim}")
+        self.ffn = self.integer("ffn", 4 * self.hidden if self.arch_name == "gpt2" else None)
+        self._read_experts()
+        self.n_ctx = self.integer("n_ctx")
+        eps = "rms_eps" if self.arch.norm == "rms" else "layer_eps"
+        self.eps = f32(self.number(eps))
+        if not self.eps:
+            self.fail(eps, self.get(eps), "it must be above 0, or a row of zeros has no norm")
+        cap = None if self.arch_name == "gemma2" else 0.0       # None: must be in the file
+        self.attn_cap = f32(self.number("attn_cap", cap))
+        self.final_cap = f32(self.number("final_cap", cap))
+        self.attn_scale = f32(1 / math.sqrt(self._query_scalar()))
+        self.embed_scale = f32(math.sqrt(self.hidden)) if self.arch.gemma else 1.0
+        self.window = self._window()
+        if self.is_gguf:
+            for key, need in GGUF_MUST_BE.items():
+                self._must_be(f"{self.arch_name}.{key}", (None, need))
+        else:
+            self._check_config()
+
+    def _read_experts(self):
+        """Set n_used and normalize, and expert_ffn, what ffn is in an expert."""
+        if not self.arch.experts:
+            if self.n_experts:
+                self.fail("n_experts", self.n_experts, "of mixtures of experts " + ", ".join(
+                    name for name, arch in ARCHITECTURES.items() if arch.experts)
+                    + " are supported")
+            return
+        if not 1 <= self.n_experts <= MAX_EXPERTS:
+            self.fail("n_experts", self.n_experts, f"1 to {MAX_EXPERTS} experts are supported")
+        self.n_used = self.integer("n_used")
+        most = min(self.n_experts, MAX_USED_EXPERTS)
+        if self.n_used > most:
+            self.fail("n_used", self.n_used, f"of {self.n_experts} experts a row can use 1 to "
+                      f"{most}")
+        self.expert_ffn = self.integer(
+            "expert_ffn", None if self.arch_name == "qwen3moe" else self.ffn)
+        # All do so that can be met; but the default of Qwen 3's config.json is not to.
+        self.normalize = self.get("normalize", self.is_gguf or self.arch_name == "mixtral")
+        if not isinstance(self.normalize, bool):
+            self.fail("normalize", self.normalize, "true or false is needed")
+
+    def get(self, name, default=None):
+        """Return a hyperparameter as it stands in the file, or the default."""
+        gguf_key, config_keys = KEYS[name]
+        if self.is_gguf:
+            value = self.numbers.get(f"{self.arch_name}.{gguf_key}") if gguf_key else None
+            return default if value is None else value
+        kind = "sliding_attention" if name == "local_base" else "full_attention"
+        for place in (self.numbers, self.rope_parameters(kind)):
+            for key in config_keys:
+                if place.get(key) is not None:
+                    return place[key]
+        return default
+
+    def rope_parameters(self, kind="full_attention"):
+        """Return rope_parameters of config.json, which may hold one object per kind of layer."""
+        rope = self.numbers.get("rope_parameters") or {}
+        part = rope.get(kind, rope) if isinstance(rope, dict) else rope
+        if not isinstance(part, dict):
+            raise KshipraError(f"rope_parameters is {_quote(rope)}, not an object", self.path)
+        if kind == "sliding_attention" and part is not rope:
+            part = {"rope_local_base_freq": part.get("rope_theta")}
+        return part
+
+    def fail(self, name, value, why):
+        """Raise the error that a hyperparameter's value deserves."""
+        gguf_key, config_keys = KEYS[name]
+        key = f"{self.arch_name}.{gguf_key}" if self.is_gguf else next(
+            (key for key in config_keys if key in self.numbers), config_keys[0])
+        raise KshipraError(f"{key} ({name}) is {_quote(value)}: {why}; the file is damaged or of "
+                           "a kind that is not supported", self.path)
+
+    def integer(self, name, default=None):
+        value = self.get(name, default)
+        least = 0 if name in ("window", "n_experts") else 1
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2 ** 31:
+            self.fail(name, value, f"a whole number of at least {least} is needed"
+                      if value is not None else "it is missing")
+        return value
+
+    def number(self, name, default=None):
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            self.fail(name, value, "a number is needed" if value is not None else "it is missing")
+        if not 0 <= value < 1e30:
+            self.fail(name, value, "a finite number that is not negative is needed")
+        return float(value)
+
+    def _window(self):
+        """Return the sliding window, 0 for none."""
+        if self.arch_name in ("qwen2", "qwen3", "qwen3moe"):
+            return 0                    # the key is there, and switched off
+        return self.integer("window", None if self.arch.window_every else 0)
+
+    def _query_scalar(self):
+        """Return the number whose root the scores are divided by: head_dim, but for Gemma.
+
+        A GGUF does not hold it; of the published models only the 27B ones differ from head_dim.
+        Source: llama.cpp, llama-model.cpp, f_attention_scale.
+        """
+        if not self.arch.window_every:
+            return self.head_dim
+        if self.is_gguf:
+            return self.hidden / self.n_heads \
+                if GEMMA_27B_LAYERS[self.arch_name] == self.n_layers else self.head_dim
+        scalar = self.number("query_scalar")
+        if not scalar:
+            self.fail("query_scalar", scalar, "it must be above 0")
+        return scalar
+
+    def layer_window(self, i):
+        """Return how many positions layer i looks back, itself included; 0 for all."""
+        every = self.arch.window_every
+        return 0 if every and (i + 1) % every == 0 else self.window
+
+    def check_ctx(self, ctx_size):
+        """Return the positions of the cache: what was asked for, or what suits the model."""
+        if ctx_size is None:
+            return min(self.n_ctx, DEFAULT_CTX)
+        if not 1 <= ctx_size < 2 ** 31:
+            raise KshipraError(f"a context of {ctx_size} positions is not possible; use 1 or more")
+        if self.arch.rope is None and ctx_size > self.n_ctx:
+            raise KshipraError(f"a context of {ctx_size} is more than the {self.n_ctx} positions "
+                               "that this model has learned; use a smaller --ctx-size", self.path)
+        return ctx_size
+
+    def _check_config(self):
+        """Refuse a config.json that asks for something which nothing here would compute."""
+        for key, need in CONFIG_MUST_BE.items():
+            self._must_be(key, (None, need))
+        known = {"silu": ("silu", "swish"), "gelu": ("gelu_new", "gelu_pytorch_tanh")}[
+            self.arch.act]
+        if self.arch.gemma:             # the first configs say "gelu" but mean the tanh form
+            known += ("gelu",)
+        key = next((k for k in ("hidden_activation", "hidden_act", "activation_function")
+                    if self.numbers.get(k)), "hidden_act")
+        self._must_be(key, (None,) + known)
+        for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+            self._must_be(key, (None, self.arch.window_every or None))
+        kinds = self.numbers.get("layer_types")
+        if isinstance(kinds, list):     # no list of our own: n_layers may be a lie
+            known = ["sliding_attention" if self.layer_window(i) else "full_attention"
+                     for i in range(len(kinds))]
+            self._must_be("layer_types", (None, known))
+
+    def _must_be(self, key, known):
+        value = self.numbers.get(key)
+        if value not in known:
+            raise KshipraError(f"{key} is {_quote(value)}; {self.arch_name} is supported with "
+                               f"{_quote(known[1])} only", self.path)
+
+
+# 6.3 Rotary positions.  Each pair of a head turns by position * frequency.  Stretching a
+# model to a longer context changes the frequencies: by a number for each pair (llama3, or
+# rope_freqs in a GGUF), by one number for all (linear), or by a blend of both ends (YaRN).
+
+class RopeTable:
+    """Cosines and sines, made in double and rounded to float32, grown as positions come up.
+
+    n_rot: dimensions of a head that turn   pairing: "interleaved" or "half"
+    freqs: angle per position of each pair; magnitude: factor on cos and sin (YaRN)
+    cos, sin: array('f') (n_positions, n_rot / 2), flat
+    """
+
+    def __init__(self, pairing, freqs, magnitude=1.0):
+        self.pairing, self.freqs, self.magnitude = pairing, freqs, magnitude
+        self.n_rot = 2 * len(freqs)
+        self.cos, self.sin = array("f"), array("f")
+
+    def rows(self, pos):
+        """Return (cos, sin) of one position, each (n_rot / 2,)."""
+        half = len(self.freqs)
+        for p in range(len(self.cos) // half, pos + 1):
+            self.cos.extend([math.cos(p * f) * self.magnitude for f in self.freqs])
+            self.sin.extend([math.sin(p * f) * self.magnitude for f in self.freqs])
+        return self.cos[pos * half:(pos + 1) * half], self.sin[pos * half:(pos + 1) * half]
+
+
+def rope_scaling(hp):
+    """Return the scaling as a dict of Hugging Face's names, whatever the file; {} for none."""
+    if not hp.is_gguf:
+        scaling = hp.numbers.get("rope_scaling") or hp.rope_parameters()
+        if not isinstance(scaling, dict):
+            raise KshipraError(f"rope_scaling is {scaling!r}, not an object", hp.path)
+        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        more = sorted(set(scaling) & {"mscale", "mscale_all_dim"})
+        if more:
+            raise KshipraError(f"rope scaling {kind!r} with {more[0]} is not supported", hp.path)
+        return {} if kind == "default" else dict(scaling, rope_type=kind)
+    prefix = f"{hp.arch_name}.rope.scaling."
+    get = hp.numbers.get
+    kind = get(prefix + "type", "none")
+    if kind == "none":
+        return {}
+    return {"rope_type": kind, "factor": get(prefix + "factor"),
+            "original_max_position_embeddings": get(prefix + "original_context_length", hp.n_ctx),
+            "beta_fast": get(prefix + "yarn_beta_fast", 32.0),
+            "beta_slow": get(prefix + "yarn_beta_slow", 1.0),
+            "attention_factor": get(prefix + "attn_factor")}
+
+
+def _scaling_number(hp, scaling, key, default=None):
+    value = scaling.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1e-9 < value < 1e12:
+        raise KshipraError(f"rope scaling {scaling['rope_type']!r} has {key} = {_quote(value)}; "
+                           "a positive number is needed", hp.path)
+    return value
+
+
+def scale_llama3(hp, scaling, freqs):
+    """Return frequencies for Llama 3.1's longer context.
+
+    Wavelengths beyond original / low_freq_factor are stretched by factor, those below
+    original / high_freq_factor stay, and those between are blended.
+    Source: Llama 3.1 reference code, apply_scaling.
+    """
+    factor, low, high, original = (_scaling_number(hp, scaling, key) for key in (
+        "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"))
+    if not low < high:
+        raise KshipraError(f"rope scaling 'llama3' has low_freq_factor = {low} and "
+                           f"high_freq_factor = {high}; the first must be smaller", hp.path)
+    out = []
+    for f in freqs:
+        turns = original * f / (2 * math.pi)          # over the original context
+        keep = min(1.0, max(0.0, (turns - low) / (high - low)))
+        out.append(keep * f + (1 - keep) * f / factor)
+    return out
+
+
+def scale_yarn(hp, scaling, freqs, base):
+    """Return (frequencies, magnitude) of YaRN: fast pairs stay, slow ones are stretched.
+
+    Source: Peng et al. (2023), YaRN, section 3.2 and eq. 22.
+    """
+    factor = _scaling_number(hp, scaling, "factor")
+    original = _scaling_number(hp, scaling, "original_max_position_embeddings", hp.n_ctx)
+    n_rot = 2 * len(freqs)
+
+    def pair_with(turns):
+        """Return the (fractional) pair that makes so many turns over the original context."""
+        return n_rot * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low = pair_with(_scaling_number(hp, scaling, "beta_fast", 32.0))
+    high = pair_with(_scaling_number(hp, scaling, "beta_slow", 1.0))
+    if scaling.get("truncate") is not False:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(0, low), min(n_rot - 1, high)
+    out = []
+    for i, f in enumerate(freqs):
+        stretch = min(1.0, max(0.0, (i - low) / max(high - low, 0.001)))
+        out.append(stretch * f / factor + (1 - stretch) * f)
+    magnitude = _scaling_number(hp, scaling, "attention_factor", 0.1 * math.log(factor) + 1
+                                if factor > 1 else 1.0)
+    return out, magnitude
+
+
+def rope_table(hp, base, scaling, factors=None):
+    """Return the RopeTable of one frequency base.
+
+    factors: the numbers of rope_freqs.weight, one for each pair, or None
+    """
+    pairing = hp.arch.rope if hp.is_gguf else "half"
+    n_rot = hp.integer("n_rot", hp.head_dim)
+    if n_rot % 2 or n_rot > hp.head_dim:
+        hp.fail("n_rot", n_rot, f"an even number of at most {hp.head_dim} is needed")
+    if not 1 < base < 1e12:
+        hp.fail("rope_base", base, "a number above 1 is needed")
+    freqs = [base ** (-2 * i / n_rot) for i in range(n_rot // 2)]
+    if factors is not None:
+        if len(factors) != len(freqs) or not all(1e-9 < c < 1e9 for c in factors):
+            raise KshipraError(f"tensor 'rope_freqs.weight' holds {len(factors)} factors; "
+                               f"{len(freqs)} positive ones are needed", hp.path)
+        freqs = [f / c for f, c in zip(freqs, factors)]
+    kind = scaling.get("rope_type")
+    if kind is None:
+        return RopeTable(pairing, freqs)
+    if kind == "linear":
+        factor = _scaling_number(hp, scaling, "factor")
+        return RopeTable(pairing, [f / factor for f in freqs])
+    if kind == "llama3":
+        return RopeTable(pairing, scale_llama3(hp, scaling, freqs))
+    if kind == "yarn":
+        return RopeTable(pairing, *scale_yarn(hp, scaling, freqs, base))
+    raise KshipraError(f"rope scaling {kind!r} is not supported; supported are linear, llama3 "
+                       "and yarn", hp.path)
+
+
+# 6.4 Weights
+
+class Weights:
+    """The tensors of a model or of one layer, by slot; a bias is slot + "_b", absent: None."""
+
+    def __getattr__(self, slot):        # only asked for what was never set
+        return None
+
+
+class Loader:
+    """Hands out the tensors of a checkpoint by slot, checks shapes, and knows what is left."""
+
+    def __init__(self, checkpoint, hp):
+        self.hp, self.tensors = hp, checkpoint.tensors
+        self.left = set(self.tensors)
+        self.prefix = "transformer." if "transformer.wte.weight" in self.tensors else ""
+        # The first GGUF files of Mixtral held a tensor for each expert.
+        self.experts_apart = not hp.is_gguf or "blk.0.ffn_gate.0.weight" in self.tensors
+
+    def name(self, slot, layer, kind, expert=None):
+        """Return the tensor's name in this file."""
+        gguf, llama, gpt2 = SLOTS[slot]
+        if self.hp.is_gguf:
+            name = gguf.replace("_exps", ".{}") if self.experts_apart else gguf
+        elif self.hp.arch.hf == "gpt2":
+            name = gpt2 if slot == "lm_head" else self.prefix + gpt2
+        else:
+            name = HF_NAMES[self.hp.arch.hf].get(slot, llama)
+        return name.format(layer, expert) + "." + kind
+
+    def has(self, slot, layer, kind="weight"):
+        return self.name(slot, layer, kind) in self.tensors
+
+    def tensor(self, slot, layer, kind, shape, expert=None):
+        """Return a tensor after checking its shape; shape: (n_out, n_in) or (n,)."""
+        name = self.name(slot, layer, kind, expert)
+        t = self.tensors.get(name)
+        if t is None:
+            raise KshipraError(f"tensor {name!r} is missing; the file is incomplete, so fetch or "
+                               "convert it again", self.hp.path)
+        self.left.discard(name)
+        conv1d = not self.hp.is_gguf and self.hp.arch.hf == "gpt2" and len(shape) == 2 \
+            and "{}" in SLOTS[slot][0]
+        if conv1d:                      # GPT-2's first release stored its matrices (n_in, n_out)
+            shape = shape[::-1]
+        if tuple(t.shape) != tuple(shape):
+            raise KshipraError(f"tensor {name!r} has shape {tuple(t.shape)}; the hyperparameters "
+                               f"ask for {tuple(shape)}", self.hp.path, t.offset)
+        t.data                          # raises for a type that cannot be computed with
+        return t.T if conv1d else t
+
+    def vector(self, slot, layer, kind, n):
+        """Return a norm's weight or a bias as array('f') (n,)."""
+        values = self.tensor(slot, layer, kind, (n,)).floats()
+        if kind == "weight" and self.hp.arch.gemma and not self.hp.is_gguf:
+            return array("f", [v + 1.0 for v in values])
+        return values
+
+    def experts(self, slot, layer, shape):
+        """Return the matrices of all experts, a list of Tensor (n_out, n_in), one format."""
+        n = self.hp.n_experts
+        if not self.experts_apart:
+            whole = self.tensor(slot, layer, "weight", (n, *shape))
+            return [whole[i] for i in range(n)]
+        found = [self.tensor(slot, layer, "weight", shape, i) for i in range(n)]
+        for t in found:
+            if t.format is not found[0].format:
+                raise KshipraError(f"tensor {t.name!r} is of type {t.format.name}, but that of "
+                                   f"the first expert of {found[0].format.name}; the experts of "
+                                   "a layer must be of one type", self.hp.path, t.offset)
+        return found
+
+    def check_all_used(self):
+        """Refuse tensors that nothing here would read: the answers would be wrong."""
+        left = sorted(n for n in self.left if not UNUSED_TENSORS.fullmatch(n))
+        if left:
+            raise KshipraError(f"{len(left)} tensors would be ignored, the first is {left[0]!r}; "
+                               "this variant of the architecture is not supported", self.hp.path)
+
+
+def load_weights(checkpoint, hp):
+    """Return Weights with .layers, a list of Weights."""
+    load = Loader(checkpoint, hp)
+    q_dim, kv_dim = hp.n_heads * hp.head_dim, hp.n_kv_heads * hp.head_dim
+    shapes = {
+        "attn_norm": (hp.hidden,), "ffn_norm": (hp.hidden,),
+        "post_attn_norm": (hp.hidden,), "post_ffn_norm": (hp.hidden,),
+        "q_norm": (hp.head_dim,), "k_norm": (hp.head_dim,),
+        "wqkv": (q_dim + 2 * kv_dim, hp.hidden), "wq": (q_dim, hp.hidden),
+        "wk": (kv_dim, hp.hidden), "wv": (kv_dim, hp.hidden), "wo": (hp.hidden, q_dim),
+        "w_gate": (hp.ffn, hp.hidden), "w_up": (hp.ffn, hp.hidden), "w_down": (hp.hidden, hp.ffn),
+        "router": (hp.n_experts, hp.hidden),
+    }
+    if hp.arch.experts:
+        shapes.update({"w_gate": (hp.expert_ffn, hp.hidden), "w_up": (hp.expert_ffn, hp.hidden),
+                       "w_down": (hp.hidden, hp.expert_ffn)})
+    w = Weights()
+    name = load.name("embed", None, "weight")
+    if name not in load.tensors or len(load.tensors[name].shape) != 2:
+        raise KshipraError(f"tensor {name!r}, a matrix, is missing; the file is incomplete or "
+                           "holds a vocabulary only", hp.path)
+    hp.n_vocab = load.tensors[name].shape[0]
+    w.embed = load.tensor("embed", None, "weight", (hp.n_vocab, hp.hidden))
+    if hp.arch.rope is None:
+        w.pos_embed = load.tensor("pos_embed", None, "weight", (hp.n_ctx, hp.hidden))
+    w.layers = []
+    for i in range(hp.n_layers):
+        layer = Weights()
+        for slot, bias in re.findall(r"(\w+)(\S*)", hp.arch.slots):
+            if slot.endswith("_experts"):           # w_gate and so on, but lists
+                each = slot[:-len("_experts")]
+                setattr(layer, each, load.experts(slot, i, shapes[each]))
+                continue
+            shape = shapes[slot]
+            read = load.vector if len(shape) == 1 else load.tensor
+            size = shape[0] if len(shape) == 1 else shape
+            setattr(layer, slot, read(slot, i, "weight", size))
+            # Whether an optional bias is there is read off the first layer.
+            if bias == "+b" or (bias == "?b" and load.has(slot, 0, "bias")):
+                setattr(layer, slot + "_b", load.vector(slot, i, "bias", shape[0]))
+        if layer.wqkv is not None:      # one matrix on disk, three views of it here
+            cuts = (0, q_dim, q_dim + kv_dim, q_dim + 2 * kv_dim)
+            for slot, a, b in zip(("wq", "wk", "wv"), cuts, cuts[1:]):
+                setattr(layer, slot, layer.wqkv[a:b])
+                if layer.wqkv_b is not None:
+                    setattr(layer, slot + "_b", layer.wqkv_b[a:b])
+        w.layers.append(layer)
+    w.out_norm = load.vector("out_norm", None, "weight", hp.hidden)
+    if hp.arch.norm == "layer":
+        w.out_norm_b = load.vector("out_norm", None, "bias", hp.hidden)
+    w.lm_head = w.embed
+    if load.has("lm_head", None):
+        w.lm_head = load.tensor("lm_head", None, "weight", (hp.n_vocab, hp.hidden))
+    elif not hp.is_gguf and hp.numbers.get("tie_word_embeddings", hp.arch.gemma
+                                           or hp.arch_name == "gpt2") is not True:
+        raise KshipraError("tensor 'lm_head.weight' is missing and tie_word_embeddings is not "
+                           "true; the checkpoint is incomplete, so fetch it again", hp.path)
+    if hp.is_gguf and "rope_freqs.weight" in load.tensors:
+        w.rope_freqs = load.tensors["rope_freqs.weight"].floats()
+    load.check_all_used()
+    return w
+
+
+# 6.5 The forward pass
+
+class Attention(NamedTuple):
+    """What the attention of one layer needs to know beside q, k and v."""
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int = 0                     # positions a row looks back, itself included; 0: all
+    cap: float = 0.0                    # softcap on the scores; 0: none
+    sinks: object = None
+
+
+class Batch:
+    """The rows of one step: parallel lists, and the rows whose logits are wanted.
+
+    rows, wanted: as in Engine.step   cache: PagePool
+    """
+
+    def __init__(self, rows, wanted, cache):
+        self.tokens, self.positions, self.sequences = map(list, zip(*rows))
+        self.wanted, self.cache = wanted, cache
+
+
+def forward(model, ops, batch):
+    """Return the logits of the wanted rows.
+
+    model: Engine   ops: Reference or its equal   batch: Batch   -> (len(wanted), n_vocab)
+    x: (R, hidden), the residual stream, until only the wanted rows are left
+    """
+    hp, w = model.hparams, model.weights
+
+    def norm(x, weight, bias=None):
+        if hp.arch.norm == "layer":
+            return ops.layer_norm(x, weight, bias, hp.eps)
+        return ops.rms_norm(x, weight, hp.eps)
+
+    def linear(x, weight, bias, route=None):
+        y = ops.matmul(weight, x, route)
+        return y if bias is None else ops.add(y, bias)
+
+    x = ops.embed(w.embed, batch.tokens)
+    if hp.embed_scale != 1:
+        x = ops.mul(x, hp.embed_scale)
+    if w.pos_embed is not None:
+        x = ops.add(x, ops.embed(w.pos_embed, batch.positions))
+    for i, layer in enumerate(w.layers):
+        n = norm(x, layer.attn_norm, layer.attn_norm_b)
+        q = linear(n, layer.wq, layer.wq_b)
+        k = linear(n, layer.wk, layer.wk_b)
+        v = linear(n, layer.wv, layer.wv_b)
+        if layer.q_norm is not None:
+            q, k = norm(q, layer.q_norm), norm(k, layer.k_norm)
+        table = model.rope_tables[i]
+        if table is not None:
+            q = ops.rope(q, batch.positions, table, hp.head_dim)
+            k = ops.rope(k, batch.positions, table, hp.head_dim)
+        a = linear(ops.attention(q, k, v, batch, i, model.attentions[i]), layer.wo, layer.wo_b)
+        if layer.post_attn_norm is not None:
+            a = norm(a, layer.post_attn_norm)
+        x = ops.add(x, a)
+        n = norm(x, layer.ffn_norm, layer.ffn_norm_b)
+        act = ops.gelu if hp.arch.act == "gelu" else ops.silu
+        route = None
+        if layer.router is not None:    # from here on a row is a pick, one expert's work
+            route = ops.route(ops.matmul(layer.router, n), hp.n_used, hp.normalize)
+        up = linear(n, layer.w_up, layer.w_up_b, route)
+        if layer.w_gate is not None:
+            up = ops.mul(act(linear(n, layer.w_gate, layer.w_gate_b, route)), up)
+        else:
+            up = act(up)
+        f = linear(up, layer.w_down, layer.w_down_b, route)
+        if route is not None:
+            f = ops.mix(f, route)
+        if layer.post_ffn_norm is not None:
+            f = norm(f, layer.post_ffn_norm)
+        x = ops.add(x, f)
+    x = norm(ops.rows(x, batch.wanted), w.out_norm, w.out_norm_b)
+    logits = ops.matmul(w.lm_head, x)
+    return ops.softcap(logits, hp.final_cap) if hp.final_cap else logits
+
+
+class Engine:
+    """A loaded model, its cache and the backend that computes: everything `step` needs.
+
+    checkpoint: GGUF or HFDirectory   ops: Reference (or another backend of the same surface)
+    ctx_size: positions that the cache holds; None: the model's, at most DEFAULT_CTX
+    page_size: None for one contiguous page
+    """
+
+    def __init__(self, checkpoint, ops, ctx_size=None, kv_type="f16", page_size=None):
+        self.checkpoint, self.ops, self.prefill_rows = checkpoint, ops, ops.prefill_rows
+        self.hparams = hp = Hparams(checkpoint)
+        self.weights = load_weights(checkpoint, hp)
+        self.ctx_size = hp.check_ctx(ctx_size)
+        scaling = rope_scaling(hp)
+        full = local = None
+        if hp.arch.rope is not None:
+            # Gemma 3's own default is another one, so there it has to be in the file.
+            base = hp.number("rope_base", None if hp.arch_name == "gemma3" else 10000.0)
+            local_base = hp.number("local_base", 10000.0)
+            full = rope_table(hp, base, scaling, self.weights.rope_freqs)
+            local = full
+            if hp.arch_name == "gemma3":        # local layers have a base of their own, unscaled
+                local = rope_table(hp, local_base, {})
+        self.rope_tables = [local if hp.layer_window(i) else full for i in range(hp.n_layers)]
+        self.attentions = [Attention(hp.n_heads, hp.n_kv_heads, hp.head_dim, hp.attn_scale,
+                                     hp.layer_window(i), hp.attn_cap)
+                           for i in range(hp.n_layers)]
+        if page_size is not None:
+            check_page_size(page_size)
+        self.kv_type, self.page_size = kv_type, page_size
+        self.new_cache()
+
+    def new_cache(self):
+        """Make the page pool: one page of the whole context, or pages of page_size for it."""
+        hp = self.hparams
+        size = self.page_size or -(-self.ctx_size // CHUNK) * CHUNK
+        self.cache = PagePool([(hp.n_kv_heads, hp.head_dim)] * hp.n_layers,
+                              -(-self.ctx_size // size), size, self.kv_type)
+
+    def step(self, rows, wanted=None):
+        """Run rows through the model and return the logits of those that are wanted.
+
+        rows: list of (token, position, Sequence); rows of many sequences mix freely, those of
+        one sequence stand in order of position.   wanted: indices into rows, None for all
+        -> list of array('f') (n_vocab,), one for each wanted row
+        Each row's k and v enter the cache; its logits depend on its own sequence alone.
+        """
+        if wanted is None:
+            wanted = range(len(rows))
+        if not rows:
+            return []
+        lengths = {id(seq): (seq, len(seq.tokens)) for _, _, seq in rows}
+        try:
+            for token, pos, seq in rows:
+                self._append(token, pos, seq)
+            batch = Batch(rows, list(wanted), self.cache)
+            try:
+                return self.ops.run(forward, self, batch)
+            except NativeFault as fault:
+                warn_plain(fault)
+                self.ops = Reference()
+                return self.ops.run(forward, self, batch)
+        except BaseException:           # leave each sequence as it was
+            for seq, length in lengths.values():
+                seq.truncate(length)
+            raise
+
+    def _append(self, token, pos, seq):
+        """Check one row and make room for it in its sequence."""
+        if not 0 <= token < self.hparams.n_vocab:
+            raise KshipraError(f"token {token} is outside 0..{self.hparams.n_vocab - 1}")
+        if not 0 <= pos < self.ctx_size:
+            raise KshipraError(f"position {pos} is outside the context of {self.ctx_size}; "
+                               "use a larger --ctx-size")
+        if pos != len(seq.tokens):
+            raise KshipraError(f"position {pos} does not follow the {len(seq.tokens)} tokens of "
+                               "its sequence; truncate it first")
+        seq.reserve(pos, pos + 1)
+        seq.tokens.append(token)
+
+
+# ---------------------------------------------------------------------------------------
+# 7. Sampling
+#
+# A sampler turns one row of logits into one token.  The filters apply in this order, each to
+# what the one before it left, and the temperature comes last, as in llama.cpp:
+#
+#   repeat penalty -> top-k -> top-p -> min-p -> temperature -> draw
+#
+# Probabilities use the exp of chapter 4 and one stated order (largest first, then lowest
+# id), so the same seed gives the same text on every machine.  Temperature 0 takes the
+# largest logit and draws nothing.
+# Sources: Keskar et al. (2019), CTRL (penalty); Fan et al. (2018) (top-k); Holtzman et al.
+# (2020) (top-p); Nguyen et al. (2024) (min-p).
+
+# The filters take and return candidates: pairs (logit, token), the largest logit first.
+
+PENALTY_WINDOW = 64                     # the penalty looks at so many of the last tokens
+FIRST_TRY = 64                          # candidates looked at first, where all are candidates
+
+
+def penalize(logits, tokens, penalty):
+    """Return logits with those of `tokens` made less likely: divided, or multiplied below 0.
+
+    A token beyond the logits (padding, in a prompt of ids) has none to change.
+    """
+    out = array("f", logits)
+    for t in {t for t in tokens if t < len(out)}:
+        new = out[t] / penalty if out[t] > 0 else out[t] * penalty
+        out[t] = min(max(new, -F32_MAX), F32_MAX)
+    return out
+
+
+def keep_top_p(candidates, p, total):
+    """Return the fewest first candidates whose weights reach p * total, at least one.
+
+    candidates: (logit, token), best first; the weight of one is exp(logit - best logit)
+    total: the weights of all that the filters before this one left
+    """
+    if p >= 1:
+        return candidates
+    weights = exp([logit - candidates[0][0] for logit, _ in candidates])
+    reached = list(itertools.accumulate(weights))
+    return candidates[:bisect.bisect_left(reached, p * total) + 1]
+
+
+def keep_min_p(candidates, p):
+    """Return the candidates at least p times as probable as the best."""
+    if p <= 0:
+        return candidates
+    weights = exp([logit - candidates[0][0] for logit, _ in candidates])
+    return [c for c, weight in zip(candidates, weights) if weight >= p] or candidates[:1]
+
+
+class Sampler:
+    """Chooses tokens; owns its random numbers, so requests do not disturb each other.
+
+    temperature: 0 for greedy   top_k: 0 for all   top_p: 1 for all   min_p: 0 for all
+    repeat_penalty: 1 for none   seed: a whole number from 0 up, None for a new one each time
+    ops: the backend that looks through long rows of logits
+    Raises KshipraError for a value outside its range.
+    """
+
+    def __init__(self, temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, repeat_penalty=1.0,
+                 seed=None, ops=Reference()):
+        for name, value, low, high in (
+                ("temperature", temperature, 0, math.inf), ("top_k", top_k, 0, math.inf),
+                ("top_p", top_p, 0, 1), ("min_p", min_p, 0, 1),
+                ("repeat_penalty", repeat_penalty, 1e-6, math.inf)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) \
+                    or not low <= value <= high or value == math.inf:
+                wanted = f"of {low} to {high}" if high == 1 else f"from {low} up"
+                raise KshipraError(f"{name} is {value!r}; a number {wanted} is needed")
+        if top_k != int(top_k):
+            raise KshipraError(f"top_k is {top_k!r}; a whole number is needed")
+        if seed is not None:
+            if not hasattr(seed, "__index__") or seed < 0:      # to Python, -1 is the same as 1
+                raise KshipraError(f"seed is {seed!r}; a whole number from 0 up is needed")
+            seed = operator.index(seed)
+        self.temperature, self.top_k, self.top_p = temperature, int(top_k), top_p
+        self.min_p, self.repeat_penalty = min_p, repeat_penalty
+        self.random, self.ops = random.Random(seed), ops
+
+    def __call__(self, logits, past, n_vocab=None):
+        """Return the next token.
+
+        logits: array('f')   past: the tokens so far   n_vocab: ids from here on are padding
+        """
+        n_vocab = len(logits) if n_vocab is None else n_vocab
+        if self.temperature == 0 and self.repeat_penalty == 1:
+            best = getattr(logits, "best", n_vocab)     # machine code has looked already
+            if best < n_vocab:
+                return best
+        if n_vocab < len(logits):
+            logits = logits[:n_vocab]
+        if self.repeat_penalty != 1:
+            logits = penalize(logits, past[-PENALTY_WINDOW:], self.repeat_penalty)
+        if self.temperature == 0:
+            return self.ops.largest(logits, 1)[0]
+        candidates = self.candidates(logits)
+        top = candidates[0][0]
+        weights = exp([max(-1e30, (logit - top) / self.temperature) for logit, _ in candidates])
+        reached = list(itertools.accumulate(weights))
+        at = bisect.bisect_right(reached, self.random.random() * reached[-1])
+        return candidates[min(at, len(candidates) - 1)][1]
+
+    def candidates(self, logits):
+        """Return the (logit, token) pairs that the filters leave, best first.
+
+        Without top-k every token is a candidate, but the later filters mostly leave few; so
+        the best are tried first, and more of them as long as nothing of them is cut off.
+        """
+        n = self.top_k or FIRST_TRY
+        total = None
+        while True:
+            found = [(logits[t], t) for t in self.ops.largest(logits, n)]
+            if total is None:
+                # Added by token, so that the sum does not depend on how many are tried.
+                left = array("f", [logits[t] for t in sorted(t for _, t in found)]) \
+                    if self.top_k else logits
+                total = self.ops.exp_sum(left, found[0][0]) if self.top_p < 1 else 0.0
+            kept = keep_min_p(keep_top_p(found, self.top_p, total), self.min_p)
+            if self.top_k or len(kept) < n or n >= len(logits):
+                return kept
+            n *= 8
+
+
+# ---------------------------------------------------------------------------------------
+# 8. Decoding
+#
+# A decoding strategy is a generator of tokens over `step`: it chooses the next batch, reads
+# the logits, and never looks inside the model.  The first one keeps nothing and recomputes
+# the whole text for each token, as the formula of a language model says; the second keeps
+# the cache, and computes each position once.
+#
+#   baseline   N tokens cost 1 + 2 + ... + N rows
+#   cached     N tokens cost N rows
+#
+# Then tokens become text: pieces are held back while they may still be the beginning of a
+# stop string.
+
+def prefill(engine, seq, tokens, progress=None):
+    """Append tokens to a sequence, engine.prefill_rows a step; return the last one's logits.
+
+    progress(done, total): called before each step, and at the end
+    """
+    start, total, logits = len(seq.tokens), len(tokens), None
+    for a in range(0, total, engine.prefill_rows):
+        if progress:
+            progress(a, total)
+        part = tokens[a:a + engine.prefill_rows]
+        rows = [(t, start + a + i, seq) for i, t in enumerate(part)]
+        last = a + len(part) == total
+        result = engine.step(rows, [len(rows) - 1] if last else [])
+        logits = result[0] if last else None
+    if progress:
+        progress(total, total)
+    return logits
+
+
+def baseline(engine, prompt, choose, seq, progress=None):
+    """Yield tokens without end, computing every position anew for each.
+
+    prompt: token ids   choose(logits, tokens so far) -> token
+    seq: a Sequence; what it holds is dropped
+    """
+    tokens = list(prompt)
+    while True:
+        seq.truncate(0)
+        tokens.append(choose(prefill(engine, seq, tokens, progress), tokens))
+        progress = None
+        yield tokens[-1]
+
+
+def cached(engine, prompt, choose, seq, progress=None):
+    """Yield tokens without end, each for one row of work after the prompt.
+
+    seq: a Sequence that may already hold the beginning of the prompt; what differs is dropped.
+    It is looked at anew for each token: should another generation have used it in between,
+    what that one dropped is computed again.
+    """
+    tokens = list(prompt)
+    while True:
+        seq.truncate(seq.common_prefix(tokens))
+        logits = prefill(engine, seq, tokens[len(seq.tokens):], progress)
+        tokens.append(choose(logits, tokens))
+        progress = None
+        yield tokens[-1]
+
+
+class StopStrings:
+    """Passes text on, but not the stop strings, nor what may become one.
+
+    push(text) -> what may be shown; `found` is then the stop string that ended it, or None.
+    The stop string that is complete first counts, so how the text is cut does not matter.
+    """
+
+    def __init__(self, stops):
+        self.stops = stops
+        self.held, self.found = "", None
+
+    def push(self, text):
+        text, self.held = self.held + text, ""
+        hits = [(text.find(s) + len(s), -len(s), s) for s in self.stops if s in text]
+        if hits:
+            end, _, self.found = min(hits)
+            return text[:end - len(self.found)]
+        keep = 0
+        for s in self.stops:
+            for n in range(min(len(s) - 1, len(text)), keep, -1):
+                if text.endswith(s[:n]):
+                    keep = n
+                    break
+        cut = len(text) - keep
+        self.held = text[cut:]
+        return text[:cut]
+
+    def flush(self):
+        """Return what was held back and did not become a stop string."""
+        text, self.held = self.held, ""
+        return text
+
+
+class Generation:
+    """An iterator of text, and what became of it.
+
+    prompt_ids: the prompt's tokens   ids: the tokens generated so far, end token included
+    finish_reason: None while it runs; then "stop" (end token or stop string) or "length"
+    ttft_s, decode_s: seconds to the first token, and from there to the last one
+    """
+
+    def __init__(self, tokens, prompt_ids, tokenizer, stop_ids, stops, max_tokens):
+        self.prompt_ids, self.ids, self.finish_reason = prompt_ids, [], None
+        self.ttft_s = self.decode_s = 0.0
+        self.tokenizer = tokenizer
+        self._stops = StopStrings(stops)
+        self._pieces = self._run(tokens, stop_ids, max_tokens)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self._pieces)
+
+    def close(self):
+        """End the generation and free what it holds; iterating on gives nothing more."""
+        self._pieces.close()
+
+    def _run(self, tokens, stop_ids, max_tokens):
+        stream, begun = self.tokenizer.stream(), time.perf_counter()
+        try:
+            while len(self.ids) < max_tokens:
+                token = next(tokens)
+                now = time.perf_counter()
+                if not self.ids:
+                    self.ttft_s, begun = now - begun, now
+                self.decode_s = now - begun
+                self.ids.append(token)
+                if token in stop_ids:
+                    self.finish_reason = "stop"
+                    break
+                text = self._stops.push(stream.push(token))
+                if text:
+                    yield text
+                if self._stops.found:
+                    self.finish_reason = "stop"
+                    return
+            text = self._stops.push(stream.flush())
+            text += "" if self._stops.found else self._stops.flush()
+            if self.finish_reason is None:
+                self.finish_reason = "stop" if self._stops.found else "length"
+            if text:
+                yield text
+        finally:
+            tokens.close()
+
+
+# ---------------------------------------------------------------------------------------
+# Part II. The same bits, fast
 #
 # Plain Python does some tens of millions of multiplications a second, the processor under it
 # some hundred billion.  The difference is reached by writing the processor's own instructions
 # into memory and calling them.  The one idea: a kernel (one of the inner loops of chapter 4) is
 # written once, as a Python function over a builder, which only records a list of instructions.
 # That list is then
-#
-#     interpreted   in Python, which defines what it means and tests it on any machine (5.1),
-#     encoded       into bytes for x86-64 (5.2) or arm64 (5.3),
-#     called        from memory that the system lets us execute (5.4).
-#
-# The kernels themselves are in 5.5 and 5.6; 5.7 strings them together into a forward pass, and
-# runs it on several threads.
+# 
+#     interpreted   in Python, which defines what it means and tests it on any machine (10),
+#     encoded       into bytes for x86-64 (11) or arm64 (12),
+#     called        from memory that the system lets us execute (13).
+# 
+# The kernels themselves are in chapters 14 to 16; 17 strings them together into a forward pass,
+# 18 runs it on several threads, and 19 lets no kernel be used before it has been compared with
+# chapter 4.
 # Not here: a compiler.  Nothing is optimised; what a kernel says is what runs.
-#
+# 
 # The words.  A register is a place inside the processor that holds one value.  An instruction, a
 # few bytes, computes with registers, or moves one from or to memory; code is instructions one
 # after the other.  A jump goes on elsewhere, at a label, if the comparison before it came out as
@@ -3030,8 +4257,9 @@ class Reference:
 # registers cannot hold; a register, sp, has its address.  A calling convention says in which
 # registers a function finds its parameters, and which it must leave as it found them.
 
+
 # ---------------------------------------------------------------------------------------
-# 5.1 Builder and interpreter
+# 10. Instructions
 #
 # A processor computes in registers, of which it has few: for us, registers of 64 bits that hold
 # whole numbers and addresses, and registers of 256 bits that hold vectors.  A vector is eight
@@ -3966,7 +5194,7 @@ def allocate(kernel, encoder):
     return placed, used[IntReg], used[VecReg]
 
 
-ENCODERS = {}           # name of an instruction set -> its encoder class; 5.2 and 5.3 fill it
+ENCODERS = {}           # name of an instruction set -> its encoder class; chapters 11 and 12 fill it
 _MACHINE = {"amd64": "x86-64", "x86_64": "x86-64", "arm64": "arm64", "aarch64": "arm64"}.get(
     platform.machine().lower())
 
@@ -4049,12 +5277,12 @@ def listing(kernel, isa, abi=None):
 
 
 # ---------------------------------------------------------------------------------------
-# 5.2 x86-64
+# 11. x86-64
 #
 # An x86-64 instruction is 1 to 15 bytes, of which one, the opcode, says what is done.  The one
 # idea: a table has the numbers of every instruction that we use, the methods of the encoder (its
 # emitters) bring them into the forms below, and the functions behind it say which instructions
-# make up an operation of 5.1.
+# make up an operation of chapter 10.
 #
 # Most of ours are vector instructions in the VEX form, which name three registers, d = a op b:
 #
@@ -4456,7 +5684,7 @@ class X86:
 # From here on, how each operation becomes instructions: the rows that `allocate` looks up.  A
 # function is given the encoder, asm, then the operation's operands, as numbers of registers, and
 # after them its temporaries.  It must be right when the destination d is also a source.  Some end
-# in _row, to be told from the meanings of the same operations in 5.1.
+# in _row, to be told from the meanings of the same operations in chapter 10.
 
 def _arith(name, commutes):
     """Return the function for d = a op b, on an instruction that does d = d op b."""
@@ -4711,7 +5939,7 @@ def _extend(name):
 
 
 # The dot products.  Before VNNI: vpmaddubsw multiplies u8 by i8 and adds pairs into i16, which
-# does not overflow under the conditions of 5.1; vpmaddwd by ones adds pairs into i32.  Bytes that
+# does not overflow under the conditions of chapter 10; vpmaddwd by ones adds pairs into i32.  Bytes that
 # are signed on both sides give their sign to the other side first.
 _ONES_I16 = struct.pack("<16h", *[1] * 16)
 
@@ -4757,7 +5985,7 @@ def _compare_imm(asm, a, n):
 _OPPOSITE = {"<": ">=", ">=": "<", "<=": ">", ">": "<=", "==": "!=", "!=": "=="}
 
 
-# Labels and jumps.  Both encoders have the methods `jump` and `label`, so these serve 5.3 too.
+# Labels and jumps.  Both encoders have the methods `jump` and `label`, so these serve chapter 12 too.
 
 def _loops(compare_imm, count_down):
     """Return the functions for loop and endloop.
@@ -4939,7 +6167,7 @@ ENCODERS.update(avx2=X86, vnni=X86, avxvnni=X86)
 
 
 # ---------------------------------------------------------------------------------------
-# 5.3 arm64
+# 12. arm64
 #
 # An arm64 instruction is one word of 32 bits, always.  The word is cut into fields: some bits say
 # which operation, others which registers.  This one adds two registers of four float32 lanes,
@@ -5806,7 +7034,7 @@ ENCODERS["neon"] = ENCODERS["neon_dot"] = Arm64
 
 
 # ---------------------------------------------------------------------------------------
-# 5.4 Executable memory
+# 13. Executable memory
 #
 # A processor refuses to run bytes from ordinary memory, since most attacks begin by making it do
 # so.  Memory for code is asked from the system as writable, filled, and then changed to readable
@@ -6095,7 +7323,7 @@ def choose_isa(environ):
 
 
 # ---------------------------------------------------------------------------------------
-# 5.5 Kernels: matrices
+# 14. Matrix kernels
 #
 # y = W x is where an inference engine spends its time.  For one token every weight is read
 # once and used once, so memory sets the pace; for a long prompt a weight is used for every
@@ -6890,7 +8118,7 @@ def emit_embed(k, format, n_in):
 
 
 # ---------------------------------------------------------------------------------------
-# 5.6 Kernels: the other operations
+# 15. Other kernels
 #
 # What a forward pass does besides multiplying by matrices: norms, rotations, activations,
 # the cache, attention and the choice of experts.  Each emitter is named after the operation of chapter 4 that it
@@ -6904,7 +8132,7 @@ def emit_embed(k, format, n_in):
 #
 # Registers are few.  So an argument is loaded where it is used, and again where it is used
 # next; the processor keeps it in its nearest cache.  Addresses in fields are not checked here:
-# who fills the fields (5.7) guarantees them.  A name with _row_bytes is the distance in bytes
+# who fills the fields (19) guarantees them.  A name with _row_bytes is the distance in bytes
 # from one row to the next; a name with _bits is a float32 passed as the integer of its bits.
 
 class Fields:
@@ -6926,6 +8154,9 @@ class Fields:
     def row(self, name, row):
         """Emit the address of a row of the array `name`."""
         return self(name) + row * self(name + "_row_bytes")
+
+
+LOWEST = f32(-3.4028234663852886e38)        # the lowest finite float32
 
 
 def _each_vector(k, n, steps, body):
@@ -7235,8 +8466,217 @@ def emit_rope(k, pairing):
         out += short
 
 
+def _largest_lane(k, best, index):
+    """Emit (index, value) of the largest of eight values, of equal ones the lowest index.
+
+    best: f32x8, no NaN   index: i32x8   -> register, f32x8 with the value in every lane
+    """
+    top, far = k.hmax_f32(best), k.const_i32x8(2**31 - 1)
+    first = far - k.hmax_u32(far - index & k.cmp_f32(best, "==", top))
+    return k.extract_i32(first, 0), top
+
+
+# Experts.  Which weight a row meets is known only when a program runs.  To a matrix kernel that is
+# a matter of arguments, so a kernel of its own writes them down and calls it.
+
+MAX_EXPERTS = 512
+
+
+def emit_pick(k, format, n_in):
+    """Emit matmul for one pick: the kernel for one row of activations, with its expert's weight.
+
+    kernel: address of emit_matvec or emit_matmul_float for this format and n_in
+    table: i64 (n_experts,), addresses of weights   experts: i32 (n_picks,)
+    x: a row for every per_row picks; each row by itself is a group of quantized activations
+    per_row: n_used where the picks of a row share its x, 1 where each has its own
+    y: a row for each pick   scratch: that of the kernel, then its arguments
+    Unit c, k.chunk, is chunk c / n_picks of the matrix of pick c % n_picks: units that follow
+    each other take the same rows of the weights, which are then read from memory once if
+    several picks chose one expert.
+    """
+    field = Fields(k, "kernel", "table", "x", "y", "n_out", "chunk_rows", "y_stride", "experts",
+                   "n_picks", "per_row")
+    x_row_bytes = 4 * n_in if format.sub_len is None else n_in // ACT_BLOCK * ACT_RECORD
+    args, n_picks = k.scratch + MATVEC_SCRATCH, field("n_picks")
+    pick = k.rem(k.chunk, n_picks)
+    expert = k.load_i32(field("experts") + (pick << 2))
+    w, row = k.load_i64(field("table") + (expert << 3)), k.div(pick, field("per_row"))
+    own = {"w": w, "x": field("x") + row * x_row_bytes,
+           "y": field("y") + pick * field("y_stride"), "n_rows": k.imm(1)}
+    for i, name in enumerate(MATRIX_FIELDS):
+        k.store_i64(args, own[name] if name in own else field(name), 8 * i)
+    k.call(field("kernel"), args, k.div(k.chunk, n_picks), k.scratch)
+
+
+def emit_route(k):
+    """Emit route(x, n_used, normalize).  A chunk is one row.
+
+    The largest logit is taken several times over, from a copy in which each that was chosen is
+    struck out.
+
+    x: f32 (R, n), n <= MAX_EXPERTS   -> experts: i32, weights: f32, both (R, n_used)
+    normalize: 0 or 1   scratch: 4 * MAX_EXPERTS
+    Experts choose addresses, so they must be 0..n-1 even for bad logits: a NaN loses every
+    comparison, and if no logit wins one, expert 0 is taken.  Nothing is refused here, unlike
+    in the reference: one logit that is not finite makes all weights of its row NaN.
+    """
+    field = Fields(k, "x", "x_row_bytes", "n", "n_used", "normalize", "experts", "weights")
+    x, place = field.row("x", k.chunk), k.chunk * field("n_used") << 2
+    experts, weights = field("experts") + place, field("weights") + place
+    source, copy, wild = k.copy(x), k.copy(k.scratch), k.zero_f32x8()
+
+    def take(lanes):
+        v = _load_some(k, source, lanes)
+        k.add_f32(wild, v - v, to=wild)
+        if lanes is not None:
+            v = k.select(_first_lanes(k, lanes), v, k.const_f32x8(-math.inf)).f32
+        k.store_f32x8(copy, v)
+
+    _each_vector(k, field("n"), ((source, 32), (copy, 32)), take)
+    expert, logit = k.copy(experts), k.copy(weights)
+    with k.loop(field("n_used")):
+        best, index, here = k.const_f32x8(-math.inf), k.zero_i32x8(), k.const_i32x8(range(8))
+        k.mov(copy, k.scratch)
+        with k.loop((field("n") + 7) >> 3):
+            v = k.load_f32x8(copy)
+            k.select(k.cmp_f32(v, ">", best), here, index, to=index)
+            k.max_f32(v, best, to=best)
+            k.add_i32(here, k.const_i32x8(8), to=here)
+            copy += 32
+        first, top = _largest_lane(k, best, index)
+        k.store_i32(expert, first)
+        k.store_f32(logit, top)
+        k.store_f32(k.scratch + (first << 2), k.const_f32x8(-math.inf))
+        expert += 4
+        logit += 4
+    top, total = k.broadcast_f32x8(weights) + k.hsum_f32(wild), k.zero_f32x8()
+    logit = k.copy(weights)
+    _each_vector(k, field("n_used"), ((logit, 32),), lambda lanes: _store_some(
+        k, logit, emit_exp(k, _load_some(k, logit, lanes) - top), lanes))
+    with k.if_(field("normalize"), "!=", 0):
+        e = k.copy(weights)
+        with k.loop(field("n_used")):
+            k.add_f32(total, k.broadcast_f32x8(e), to=total)
+            e += 4
+    with k.else_():
+        k.mov(total, _lane_sum(k, x, field("n"), lambda v: emit_exp(k, v - top)))
+    _each_vector(k, field("n_used"), ((weights, 32),), lambda lanes: _store_some(
+        k, weights, _load_some(k, weights, lanes) / total, lanes))
+
+
+def emit_mix(k):
+    """Emit out = mix(x, route).  A chunk is one row of out.
+
+    x: f32 (R * n_used, n)   weights: f32 (R * n_used,)   out: f32 (R, n), not x
+    """
+    field = Fields(k, "x", "x_row_bytes", "weights", "n_used", "out", "out_row_bytes", "n")
+    first = k.chunk * field("n_used")
+    x, out = field.row("x", first), field.row("out", k.chunk)
+    weights = field("weights") + (first << 2)
+
+    def body(lanes):
+        row, weight = k.copy(x), k.copy(weights)
+        total = _load_some(k, row, lanes) * k.broadcast_f32x8(weight)
+        with k.loop(field("n_used") - 1):
+            row += field("x_row_bytes")
+            weight += 4
+            total += _load_some(k, row, lanes) * k.broadcast_f32x8(weight)
+        _store_some(k, out, total, lanes)
+
+    _each_vector(k, field("n"), ((x, 32), (out, 32)), body)
+
+
+# For sampling.  Python is too slow to look at each of 262144 logits; these leave it few.
+
+def emit_argmax(k):
+    """Emit argmax(x), the largest value, and whether any is not finite.  A chunk is one row.
+
+    x: f32 (R, n), n >= 1   out: (R, 16) bytes: i32 index, f32 value, i32 not finite (0 or 1), 0
+    Each lane keeps its largest value and where it first met it.  Index and value mean
+    nothing if some value is not finite.
+    """
+    field = Fields(k, "x", "x_row_bytes", "n", "out")
+    x, far = field.row("x", k.chunk), k.const_i32x8(2**31 - 1)
+    best, index, wild = k.const_f32x8(LOWEST), k.zero_i32x8(), k.zero_i32x8()
+    here = k.const_i32x8(range(8))
+
+    def body(lanes):
+        v = _load_some(k, x, lanes)
+        not_finite = k.cmpgt_i32(v & far, k.const_i32x8(0x7F7FFFFF))
+        k.or_(wild, not_finite, to=wild)
+        if lanes is not None:
+            v = k.select(_first_lanes(k, lanes), v, k.const_f32x8(LOWEST)).f32
+        k.select(k.cmp_f32(v, ">", best), here, index, to=index)
+        k.max_f32(v, best, to=best)
+        k.add_i32(here, k.const_i32x8(8), to=here)
+
+    _each_vector(k, field("n"), ((x, 32),), body)
+    first, top = _largest_lane(k, best, index)
+    out = field("out") + (k.chunk << 4)
+    k.store_i32(out, first)
+    k.store_f32(out, top, 4)
+    k.store_i64(out, k.extract_i32(k.hsum_i32(wild), 0) >> 63 & 1, 8)
+
+
+def emit_exp_sum(k):
+    """Emit lane_sum(exp(x - top)).  A chunk is one row.
+
+    x: f32 (R, n)   top: f32 (R,), taken off first   -> out: f32 (R,)
+    """
+    field = Fields(k, "x", "x_row_bytes", "n", "top", "out")
+    x, place = field.row("x", k.chunk), k.chunk << 2
+    top = k.broadcast_f32x8(field("top") + place)
+    total = _lane_sum(k, x, field("n"), lambda v: emit_exp(k, v - top))
+    k.store_f32(field("out") + place, total)
+
+
+def emit_compact(k):
+    """Emit the list of the elements of a row that are >= its threshold.  A chunk is one row.
+
+    x: f32 (R, n)   threshold: f32 (R,)   -> values: f32, indices: i32, both (R, capacity), and
+    counts: i64 (R,).  In order of index; all are counted, the first `capacity` are written.
+    64 elements at once are passed over where none qualifies, which is nearly everywhere.
+    """
+    field = Fields(k, "x", "x_row_bytes", "n", "threshold", "values", "indices", "capacity",
+                   "counts")
+    x, n = field.row("x", k.chunk), field("n")
+    threshold = k.broadcast_f32x8(field("threshold") + (k.chunk << 2))
+    start = k.chunk * field("capacity") << 2
+    values, indices = field("values") + start, field("indices") + start
+    count, index = k.imm(0), k.imm(0)
+
+    def look_at_each(n):
+        with k.loop(n):
+            v = k.load_f32(x)
+            with k.if_(k.extract_i32(k.cmp_f32(v, ">=", threshold), 0), "!=", 0):
+                with k.if_(count, "<", field("capacity")):
+                    k.store_f32(values, v)
+                    k.store_i32(indices, index)
+                    k.add(values, 4, to=values)
+                    k.add(indices, 4, to=indices)
+                k.add(count, 1, to=count)
+            k.add(x, 4, to=x)
+            k.add(index, 1, to=index)
+
+    with k.loop(n >> 6):
+        top = k.const_f32x8(LOWEST)
+        for i in range(8):
+            k.max_f32(k.load_f32x8(x, 32 * i), top, to=top)
+        found = k.hsum_i32(k.cmp_f32(top, ">=", threshold))
+        with k.if_(k.extract_i32(found, 0), "!=", 0):
+            look_at_each(k.imm(64))
+        with k.else_():
+            x += 256
+            index += 64
+    look_at_each(n & 63)
+    k.store_i64(field("counts") + (k.chunk << 3), count)
+
+
+# ---------------------------------------------------------------------------------------
+# 16. Attention kernels
+#
 # The cache, seen from machine code.  A row brings the address of its sequence's page table
-# (i32 page numbers) and its position; chapter 6 defines where a vector lies:
+# (i32 page numbers) and its position; chapter 5 defines where a vector lies:
 #
 #   arena + page * page_bytes + layer_off
 #         + ((which * n_kv_heads + head) * page_size + slot) * bytes of a vector
@@ -7351,7 +8791,6 @@ def emit_kv_store(k, kv_type, head_dim):
 # is the same arithmetic in the same order, so the bits do not tell how many parts there were.
 # Source: Dao et al. (2023), "Flash-Decoding for long-context inference".
 
-LOWEST = f32(-3.4028234663852886e38)        # the lowest finite float32
 ATTENTION_PAIRS = 64                        # rows * heads of a unit, at most
 
 
@@ -7394,6 +8833,33 @@ class AttentionScratch:
     def state_of(self, k, pair, i):
         """Emit the load of the address of its state."""
         return k.load_i64(pair, self.pairs + self.PAIR_BYTES * i + self.STATE)
+
+
+def _load_vectors(k, kv_type, source, n):
+    """Return an iterator that emits the load of one of n vectors at a time, as float32.
+
+    In q8_0 n is 4, a block: code i is the byte 2 + i, and times d it is exact.
+    """
+    if kv_type == "q8_0":
+        d = k.f16_to_f32(k.broadcast_i16x16(source))
+        return (k.i32_to_f32(k.widen_i8x8(source, 2 + 8 * i)) * d for i in range(n))
+    if kv_type == "f16":
+        return (k.load_f16x8(source, 16 * i) for i in range(n))
+    return (k.load_f32x8(source, 32 * i) for i in range(n))
+
+
+def _groups(k, get):
+    """Emit (index of the first position in its chunk, number of groups of eight)."""
+    pos = get("pos")
+    return pos & (CHUNK - 1), ((get("last") - pos) >> 3) + 1
+
+
+def _transpose(k, v):
+    """Emit the eight vectors whose vector i, lane j is vector j, lane i of v."""
+    pairs = [(k.unpack_lo_i32(a, b), k.unpack_hi_i32(a, b)) for a, b in zip(v[::2], v[1::2])]
+    fours = [[unpack(x, y) for x, y in zip(a, b) for unpack in (k.unpack_lo_i64, k.unpack_hi_i64)]
+             for a, b in zip(pairs[::2], pairs[1::2])]
+    return [k.halves(a, b, half, 2 + half).f32 for half in (0, 1) for a, b in zip(*fours)]
 
 
 def _frame(k, at):
@@ -7862,241 +9328,8 @@ def emit_attention_merge(k, head_dim):
     _attention_finish(k, at, field, get, put, head_dim)
 
 
-def _load_vectors(k, kv_type, source, n):
-    """Return an iterator that emits the load of one of n vectors at a time, as float32.
-
-    In q8_0 n is 4, a block: code i is the byte 2 + i, and times d it is exact.
-    """
-    if kv_type == "q8_0":
-        d = k.f16_to_f32(k.broadcast_i16x16(source))
-        return (k.i32_to_f32(k.widen_i8x8(source, 2 + 8 * i)) * d for i in range(n))
-    if kv_type == "f16":
-        return (k.load_f16x8(source, 16 * i) for i in range(n))
-    return (k.load_f32x8(source, 32 * i) for i in range(n))
-
-
-def _groups(k, get):
-    """Emit (index of the first position in its chunk, number of groups of eight)."""
-    pos = get("pos")
-    return pos & (CHUNK - 1), ((get("last") - pos) >> 3) + 1
-
-
-def _transpose(k, v):
-    """Emit the eight vectors whose vector i, lane j is vector j, lane i of v."""
-    pairs = [(k.unpack_lo_i32(a, b), k.unpack_hi_i32(a, b)) for a, b in zip(v[::2], v[1::2])]
-    fours = [[unpack(x, y) for x, y in zip(a, b) for unpack in (k.unpack_lo_i64, k.unpack_hi_i64)]
-             for a, b in zip(pairs[::2], pairs[1::2])]
-    return [k.halves(a, b, half, 2 + half).f32 for half in (0, 1) for a, b in zip(*fours)]
-
-
-def _largest_lane(k, best, index):
-    """Emit (index, value) of the largest of eight values, of equal ones the lowest index.
-
-    best: f32x8, no NaN   index: i32x8   -> register, f32x8 with the value in every lane
-    """
-    top, far = k.hmax_f32(best), k.const_i32x8(2**31 - 1)
-    first = far - k.hmax_u32(far - index & k.cmp_f32(best, "==", top))
-    return k.extract_i32(first, 0), top
-
-
-# Experts.  Which weight a row meets is known only when a program runs.  To a matrix kernel that is
-# a matter of arguments, so a kernel of its own writes them down and calls it.
-
-MAX_EXPERTS = 512
-
-
-def emit_pick(k, format, n_in):
-    """Emit matmul for one pick: the kernel for one row of activations, with its expert's weight.
-
-    kernel: address of emit_matvec or emit_matmul_float for this format and n_in
-    table: i64 (n_experts,), addresses of weights   experts: i32 (n_picks,)
-    x: a row for every per_row picks; each row by itself is a group of quantized activations
-    per_row: n_used where the picks of a row share its x, 1 where each has its own
-    y: a row for each pick   scratch: that of the kernel, then its arguments
-    Unit c, k.chunk, is chunk c / n_picks of the matrix of pick c % n_picks: units that follow
-    each other take the same rows of the weights, which are then read from memory once if
-    several picks chose one expert.
-    """
-    field = Fields(k, "kernel", "table", "x", "y", "n_out", "chunk_rows", "y_stride", "experts",
-                   "n_picks", "per_row")
-    x_row_bytes = 4 * n_in if format.sub_len is None else n_in // ACT_BLOCK * ACT_RECORD
-    args, n_picks = k.scratch + MATVEC_SCRATCH, field("n_picks")
-    pick = k.rem(k.chunk, n_picks)
-    expert = k.load_i32(field("experts") + (pick << 2))
-    w, row = k.load_i64(field("table") + (expert << 3)), k.div(pick, field("per_row"))
-    own = {"w": w, "x": field("x") + row * x_row_bytes,
-           "y": field("y") + pick * field("y_stride"), "n_rows": k.imm(1)}
-    for i, name in enumerate(MATRIX_FIELDS):
-        k.store_i64(args, own[name] if name in own else field(name), 8 * i)
-    k.call(field("kernel"), args, k.div(k.chunk, n_picks), k.scratch)
-
-
-def emit_route(k):
-    """Emit route(x, n_used, normalize).  A chunk is one row.
-
-    The largest logit is taken several times over, from a copy in which each that was chosen is
-    struck out.
-
-    x: f32 (R, n), n <= MAX_EXPERTS   -> experts: i32, weights: f32, both (R, n_used)
-    normalize: 0 or 1   scratch: 4 * MAX_EXPERTS
-    Experts choose addresses, so they must be 0..n-1 even for bad logits: a NaN loses every
-    comparison, and if no logit wins one, expert 0 is taken.  Nothing is refused here, unlike
-    in the reference: one logit that is not finite makes all weights of its row NaN.
-    """
-    field = Fields(k, "x", "x_row_bytes", "n", "n_used", "normalize", "experts", "weights")
-    x, place = field.row("x", k.chunk), k.chunk * field("n_used") << 2
-    experts, weights = field("experts") + place, field("weights") + place
-    source, copy, wild = k.copy(x), k.copy(k.scratch), k.zero_f32x8()
-
-    def take(lanes):
-        v = _load_some(k, source, lanes)
-        k.add_f32(wild, v - v, to=wild)
-        if lanes is not None:
-            v = k.select(_first_lanes(k, lanes), v, k.const_f32x8(-math.inf)).f32
-        k.store_f32x8(copy, v)
-
-    _each_vector(k, field("n"), ((source, 32), (copy, 32)), take)
-    expert, logit = k.copy(experts), k.copy(weights)
-    with k.loop(field("n_used")):
-        best, index, here = k.const_f32x8(-math.inf), k.zero_i32x8(), k.const_i32x8(range(8))
-        k.mov(copy, k.scratch)
-        with k.loop((field("n") + 7) >> 3):
-            v = k.load_f32x8(copy)
-            k.select(k.cmp_f32(v, ">", best), here, index, to=index)
-            k.max_f32(v, best, to=best)
-            k.add_i32(here, k.const_i32x8(8), to=here)
-            copy += 32
-        first, top = _largest_lane(k, best, index)
-        k.store_i32(expert, first)
-        k.store_f32(logit, top)
-        k.store_f32(k.scratch + (first << 2), k.const_f32x8(-math.inf))
-        expert += 4
-        logit += 4
-    top, total = k.broadcast_f32x8(weights) + k.hsum_f32(wild), k.zero_f32x8()
-    logit = k.copy(weights)
-    _each_vector(k, field("n_used"), ((logit, 32),), lambda lanes: _store_some(
-        k, logit, emit_exp(k, _load_some(k, logit, lanes) - top), lanes))
-    with k.if_(field("normalize"), "!=", 0):
-        e = k.copy(weights)
-        with k.loop(field("n_used")):
-            k.add_f32(total, k.broadcast_f32x8(e), to=total)
-            e += 4
-    with k.else_():
-        k.mov(total, _lane_sum(k, x, field("n"), lambda v: emit_exp(k, v - top)))
-    _each_vector(k, field("n_used"), ((weights, 32),), lambda lanes: _store_some(
-        k, weights, _load_some(k, weights, lanes) / total, lanes))
-
-
-def emit_mix(k):
-    """Emit out = mix(x, route).  A chunk is one row of out.
-
-    x: f32 (R * n_used, n)   weights: f32 (R * n_used,)   out: f32 (R, n), not x
-    """
-    field = Fields(k, "x", "x_row_bytes", "weights", "n_used", "out", "out_row_bytes", "n")
-    first = k.chunk * field("n_used")
-    x, out = field.row("x", first), field.row("out", k.chunk)
-    weights = field("weights") + (first << 2)
-
-    def body(lanes):
-        row, weight = k.copy(x), k.copy(weights)
-        total = _load_some(k, row, lanes) * k.broadcast_f32x8(weight)
-        with k.loop(field("n_used") - 1):
-            row += field("x_row_bytes")
-            weight += 4
-            total += _load_some(k, row, lanes) * k.broadcast_f32x8(weight)
-        _store_some(k, out, total, lanes)
-
-    _each_vector(k, field("n"), ((x, 32), (out, 32)), body)
-
-
-# For sampling.  Python is too slow to look at each of 262144 logits; these leave it few.
-
-def emit_argmax(k):
-    """Emit argmax(x), the largest value, and whether any is not finite.  A chunk is one row.
-
-    x: f32 (R, n), n >= 1   out: (R, 16) bytes: i32 index, f32 value, i32 not finite (0 or 1), 0
-    Each lane keeps its largest value and where it first met it.  Index and value mean
-    nothing if some value is not finite.
-    """
-    field = Fields(k, "x", "x_row_bytes", "n", "out")
-    x, far = field.row("x", k.chunk), k.const_i32x8(2**31 - 1)
-    best, index, wild = k.const_f32x8(LOWEST), k.zero_i32x8(), k.zero_i32x8()
-    here = k.const_i32x8(range(8))
-
-    def body(lanes):
-        v = _load_some(k, x, lanes)
-        not_finite = k.cmpgt_i32(v & far, k.const_i32x8(0x7F7FFFFF))
-        k.or_(wild, not_finite, to=wild)
-        if lanes is not None:
-            v = k.select(_first_lanes(k, lanes), v, k.const_f32x8(LOWEST)).f32
-        k.select(k.cmp_f32(v, ">", best), here, index, to=index)
-        k.max_f32(v, best, to=best)
-        k.add_i32(here, k.const_i32x8(8), to=here)
-
-    _each_vector(k, field("n"), ((x, 32),), body)
-    first, top = _largest_lane(k, best, index)
-    out = field("out") + (k.chunk << 4)
-    k.store_i32(out, first)
-    k.store_f32(out, top, 4)
-    k.store_i64(out, k.extract_i32(k.hsum_i32(wild), 0) >> 63 & 1, 8)
-
-
-def emit_exp_sum(k):
-    """Emit lane_sum(exp(x - top)).  A chunk is one row.
-
-    x: f32 (R, n)   top: f32 (R,), taken off first   -> out: f32 (R,)
-    """
-    field = Fields(k, "x", "x_row_bytes", "n", "top", "out")
-    x, place = field.row("x", k.chunk), k.chunk << 2
-    top = k.broadcast_f32x8(field("top") + place)
-    total = _lane_sum(k, x, field("n"), lambda v: emit_exp(k, v - top))
-    k.store_f32(field("out") + place, total)
-
-
-def emit_compact(k):
-    """Emit the list of the elements of a row that are >= its threshold.  A chunk is one row.
-
-    x: f32 (R, n)   threshold: f32 (R,)   -> values: f32, indices: i32, both (R, capacity), and
-    counts: i64 (R,).  In order of index; all are counted, the first `capacity` are written.
-    64 elements at once are passed over where none qualifies, which is nearly everywhere.
-    """
-    field = Fields(k, "x", "x_row_bytes", "n", "threshold", "values", "indices", "capacity",
-                   "counts")
-    x, n = field.row("x", k.chunk), field("n")
-    threshold = k.broadcast_f32x8(field("threshold") + (k.chunk << 2))
-    start = k.chunk * field("capacity") << 2
-    values, indices = field("values") + start, field("indices") + start
-    count, index = k.imm(0), k.imm(0)
-
-    def look_at_each(n):
-        with k.loop(n):
-            v = k.load_f32(x)
-            with k.if_(k.extract_i32(k.cmp_f32(v, ">=", threshold), 0), "!=", 0):
-                with k.if_(count, "<", field("capacity")):
-                    k.store_f32(values, v)
-                    k.store_i32(indices, index)
-                    k.add(values, 4, to=values)
-                    k.add(indices, 4, to=indices)
-                k.add(count, 1, to=count)
-            k.add(x, 4, to=x)
-            k.add(index, 1, to=index)
-
-    with k.loop(n >> 6):
-        top = k.const_f32x8(LOWEST)
-        for i in range(8):
-            k.max_f32(k.load_f32x8(x, 32 * i), top, to=top)
-        found = k.hsum_i32(k.cmp_f32(top, ">=", threshold))
-        with k.if_(k.extract_i32(found, 0), "!=", 0):
-            look_at_each(k.imm(64))
-        with k.else_():
-            x += 256
-            index += 64
-    look_at_each(n & 63)
-    k.store_i64(field("counts") + (k.chunk << 3), count)
-
-
 # ---------------------------------------------------------------------------------------
-# 5.7 Programs and threads
+# 17. Programs
 #
 # A forward pass calls some hundreds of operations, and a call from Python to machine code
 # costs more than many of them.  The one idea: the calls are not made but written down, once.
@@ -8223,75 +9456,6 @@ class Memory:
         """Copy an array or bytes to `off` bytes from its start.   Raises ValueError beyond it."""
         data = memoryview(data).cast("B")
         self._map[off:off + len(data)] = data
-
-
-class Team:
-    """The threads that run programs: the caller's and n_threads - 1 workers.
-
-    run_kernel: the native `emit_run`   args: address of the arguments of the run going on
-    turn: number of that run   seen: the last one that each thread has finished
-    A worker sleeps on its lock in `go` between runs, and `turn` tells it whether it was woken
-    for something new.  So a lock may be opened once too often, and a run that Ctrl-C broke off
-    at any point can be completed: a thread that walks a finished table again finds nothing.
-    """
-
-    def __init__(self, run_kernel, n_threads):
-        self.run_kernel, self.args, self.turn, self.seen = run_kernel, 0, 0, [0] * n_threads
-        self.scratch = [Memory(SCRATCH_BYTES) for _ in range(n_threads)]
-        self.go = [threading.Lock() for _ in range(n_threads)]
-        self.done = [threading.Lock() for _ in range(n_threads)]
-        for lock in self.go + self.done:
-            lock.acquire()
-        self.threads = [threading.Thread(target=self._work, args=(i,), daemon=True)
-                        for i in range(1, n_threads)]
-        for thread in self.threads:
-            thread.start()
-
-    def _work(self, i):
-        while self.args is not None:
-            self.go[i].acquire()
-            if self.seen[i] != self.turn and self.args is not None:
-                self._walk(i)
-                if self.done[i].locked():
-                    self.done[i].release()
-
-    def _walk(self, i):
-        turn = self.turn
-        self.run_kernel(self.args, 0, self.scratch[i].address)
-        self.seen[i] = turn
-
-    def complete(self):
-        """Bring the run going on to its end; nothing to do if it has come there."""
-        for i in range(1, len(self.seen)):
-            if self.seen[i] != self.turn and self.go[i].locked():
-                self.go[i].release()
-        if self.seen[0] != self.turn:
-            self._walk(0)
-        for i in range(1, len(self.seen)):
-            while self.seen[i] != self.turn:
-                self.done[i].acquire()
-
-    def run(self, program):
-        """Run a program on as many threads as it was finished for: all, or the caller's alone."""
-        self.complete()
-        program.clear()
-        self.args = program.args.buffer_info()[0]
-        self.seen[program.n_threads:] = [self.turn + 1] * (len(self.seen) - program.n_threads)
-        self.turn += 1
-        try:
-            self.complete()
-        except BaseException:
-            self.complete()
-            raise
-
-    def close(self):
-        """End the workers."""
-        self.complete()
-        self.args = None
-        for i, thread in enumerate(self.threads, 1):
-            if self.go[i].locked():
-                self.go[i].release()
-            thread.join()
 
 
 class Buffer:
@@ -8452,6 +9616,105 @@ class Promise(NamedTuple):
     fused: object                       # and of the activation times another operand
 
 
+# ---------------------------------------------------------------------------------------
+# 18. Threads
+#
+class Team:
+    """The threads that run programs: the caller's and n_threads - 1 workers.
+
+    run_kernel: the native `emit_run`   args: address of the arguments of the run going on
+    turn: number of that run   seen: the last one that each thread has finished
+    A worker sleeps on its lock in `go` between runs, and `turn` tells it whether it was woken
+    for something new.  So a lock may be opened once too often, and a run that Ctrl-C broke off
+    at any point can be completed: a thread that walks a finished table again finds nothing.
+    """
+
+    def __init__(self, run_kernel, n_threads):
+        self.run_kernel, self.args, self.turn, self.seen = run_kernel, 0, 0, [0] * n_threads
+        self.scratch = [Memory(SCRATCH_BYTES) for _ in range(n_threads)]
+        self.go = [threading.Lock() for _ in range(n_threads)]
+        self.done = [threading.Lock() for _ in range(n_threads)]
+        for lock in self.go + self.done:
+            lock.acquire()
+        self.threads = [threading.Thread(target=self._work, args=(i,), daemon=True)
+                        for i in range(1, n_threads)]
+        for thread in self.threads:
+            thread.start()
+
+    def _work(self, i):
+        while self.args is not None:
+            self.go[i].acquire()
+            if self.seen[i] != self.turn and self.args is not None:
+                self._walk(i)
+                if self.done[i].locked():
+                    self.done[i].release()
+
+    def _walk(self, i):
+        turn = self.turn
+        self.run_kernel(self.args, 0, self.scratch[i].address)
+        self.seen[i] = turn
+
+    def complete(self):
+        """Bring the run going on to its end; nothing to do if it has come there."""
+        for i in range(1, len(self.seen)):
+            if self.seen[i] != self.turn and self.go[i].locked():
+                self.go[i].release()
+        if self.seen[0] != self.turn:
+            self._walk(0)
+        for i in range(1, len(self.seen)):
+            while self.seen[i] != self.turn:
+                self.done[i].acquire()
+
+    def run(self, program):
+        """Run a program on as many threads as it was finished for: all, or the caller's alone."""
+        self.complete()
+        program.clear()
+        self.args = program.args.buffer_info()[0]
+        self.seen[program.n_threads:] = [self.turn + 1] * (len(self.seen) - program.n_threads)
+        self.turn += 1
+        try:
+            self.complete()
+        except BaseException:
+            self.complete()
+            raise
+
+    def close(self):
+        """End the workers."""
+        self.complete()
+        self.args = None
+        for i, thread in enumerate(self.threads, 1):
+            if self.go[i].locked():
+                self.go[i].release()
+            thread.join()
+
+
+def usable_cores():
+    """Return how many physical cores this process may use, by its affinity and its share."""
+    if hasattr(os, "sched_getaffinity"):
+        cpus = os.sched_getaffinity(0)
+    else:
+        cpus = range(os.cpu_count() or 1)
+    cores = set()
+    for cpu in cpus:
+        try:                            # "0,4" or "0-1": the threads that share a core
+            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as f:
+                cores.add(f.read())
+        except OSError:
+            cores.add(cpu)
+    n = len(cores)
+    try:                                # a container's share of processor time
+        with open("/sys/fs/cgroup/cpu.max") as f:
+            quota, period = f.read().split()
+        if quota != "max":
+            n = min(n, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return n
+
+
+# ---------------------------------------------------------------------------------------
+# 19. Self-check
+#
 class NativeFault(Exception):
     """Machine code cannot run here, or does not do what it should; the message says why."""
 
@@ -9063,1237 +10326,14 @@ def warn_plain(reason):
     print(f"kshipra: computing in plain Python, which is slow: {reason}", file=sys.stderr)
 
 
-def usable_cores():
-    """Return how many physical cores this process may use, by its affinity and its share."""
-    if hasattr(os, "sched_getaffinity"):
-        cpus = os.sched_getaffinity(0)
-    else:
-        cpus = range(os.cpu_count() or 1)
-    cores = set()
-    for cpu in cpus:
-        try:                            # "0,4" or "0-1": the threads that share a core
-            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as f:
-                cores.add(f.read())
-        except OSError:
-            cores.add(cpu)
-    n = len(cores)
-    try:                                # a container's share of processor time
-        with open("/sys/fs/cgroup/cpu.max") as f:
-            quota, period = f.read().split()
-        if quota != "max":
-            n = min(n, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass
-    return n
+# ---------------------------------------------------------------------------------------
+# Part III. Around the engine
+#
+# What a caller of the engine needs beside it: tools, the two doors, and a model.
 
 
 # ---------------------------------------------------------------------------------------
-# 6. Cache
-#
-# The cache keeps every layer's k and v, so that a new token attends to the past without
-# computing it again.  The idea of paging: a sequence owns a table of fixed-size pages, not
-# one long array, so memory is lent page by page, and two sequences that begin alike hold
-# the same pages.  A shared page is never written: its writer copies it first.
-#
-#   position p of a sequence  ->  page table[p // page_size], slot p % page_size
-#   page                      ->  for each layer: k then v, each (n_kv_heads, page_size, head_dim)
-#
-# A contiguous cache is the same thing with one page as long as the context.  The arena is
-# anonymous memory: the system hands out a page of it when it is first written, so a long
-# context costs nothing until it is used.
-#
-# Not here: moving pages to disk.  After Kwon et al. (2023), "PagedAttention", section 4.
-
-def check_page_size(page_size):
-    """Refuse a page size that would cut a chunk of attention unevenly."""
-    if page_size < 8 or (CHUNK % page_size and page_size % CHUNK):
-        raise KshipraError(f"page size {page_size} is not 8, 16, 32 or a multiple of {CHUNK}")
-
-
-class PagePool:
-    """An arena of n_pages pages, lent out by number and counted.
-
-    layers: one (n_kv_heads, head_dim) for each layer   kv_type: a name of KV_TYPES
-    page_size: positions in a page: 8, 16, 32 or a multiple of CHUNK
-    refs[page]: how many tables hold the page
-    """
-
-    def __init__(self, layers, n_pages, page_size, kv_type="f16"):
-        check_page_size(page_size)
-        self.page_size, self.kv_type, self.n_pages = page_size, kv_type, n_pages
-        self.layers, self.layer_offs, page_bytes = layers, [], 0
-        self.vector_bytes = [kv_vector_bytes(kv_type, head_dim) for _, head_dim in layers]
-        for (n_kv_heads, _), vector_bytes in zip(layers, self.vector_bytes):
-            self.layer_offs.append(page_bytes)
-            page_bytes += 2 * n_kv_heads * page_size * vector_bytes
-        self.page_bytes = page_bytes
-        try:
-            self.arena = mmap.mmap(-1, max(1, n_pages * page_bytes))
-        except (OSError, OverflowError, ValueError) as e:
-            raise KshipraError(f"a cache of {n_pages * page_bytes} bytes cannot be had ({e}); "
-                               "use a smaller --ctx-size") from None
-        self.free = list(range(n_pages - 1, -1, -1))
-        self.refs = [0] * n_pages
-
-    def take(self):
-        """Return a free page, now held once.  Raises KshipraError when there is none."""
-        if not self.free:
-            raise KshipraError(f"all {self.n_pages} pages of {self.page_size} positions are in "
-                               "use; use a larger --ctx-size")
-        page = self.free.pop()
-        self.refs[page] = 1
-        return page
-
-    def release(self, page):
-        """Give back one hold on a page."""
-        self.refs[page] -= 1
-        if not self.refs[page]:
-            self.free.append(page)
-
-    def copy(self, page):
-        """Return a new page with the content of `page`, and give back one hold on `page`."""
-        new = self.take()
-        a, b, n = page * self.page_bytes, new * self.page_bytes, self.page_bytes
-        self.arena[b:b + n] = self.arena[a:a + n]
-        self.release(page)
-        return new
-
-    def offset(self, layer, page, which, head, slot):
-        """Return the byte offset in the arena of one k (which = 0) or v (which = 1) vector."""
-        vector = (which * self.layers[layer][0] + head) * self.page_size + slot
-        return (page * self.page_bytes + self.layer_offs[layer]
-                + vector * self.vector_bytes[layer])
-
-    def write(self, layer, seq, pos, k, v):
-        """Store one position's k and v, each (n_kv_heads * head_dim,), rounded to kv_type.
-
-        Raises KshipraError for what is not finite, which f16 and q8_0 would clamp.
-        """
-        page, slot = seq.table[pos // self.page_size], pos % self.page_size
-        n = self.vector_bytes[layer]
-        for which, row in enumerate((k, v)):
-            check_finite(row)
-            data = KV_TYPES[self.kv_type].write(row)
-            for head in range(self.layers[layer][0]):
-                at = self.offset(layer, page, which, head, slot)
-                self.arena[at:at + n] = data[head * n:(head + 1) * n]
-
-    def chunks(self, layer, seq, head, lowest, end):
-        """Yield (first position, keys, values) of positions lowest..end-1, cut at CHUNK borders.
-
-        keys, values: array('f') (n, head_dim), flat
-        """
-        n_bytes, read = self.vector_bytes[layer], KV_TYPES[self.kv_type].format.decode
-        while lowest < end:
-            stop = min(end, (lowest // CHUNK + 1) * CHUNK)
-            kv = bytearray(), bytearray()
-            pos = lowest
-            while pos < stop:
-                slot = pos % self.page_size
-                n = min(stop - pos, self.page_size - slot)
-                for which, part in enumerate(kv):
-                    at = self.offset(layer, seq.table[pos // self.page_size], which, head, slot)
-                    part += self.arena[at:at + n * n_bytes]
-                pos += n
-            yield (lowest, *map(read, kv))
-            lowest = stop
-
-
-class Sequence:
-    """One text's page table, and the tokens whose k and v its pages hold.
-
-    table: array('i') of page numbers   tokens: ids at positions 0..len-1
-    """
-
-    def __init__(self, pool):
-        self.pool, self.table, self.tokens = pool, array("i"), []
-
-    def reserve(self, first, end):
-        """Own writable pages for positions first..end-1; a page held elsewhere too is copied."""
-        size = self.pool.page_size
-        while len(self.table) * size < end:
-            self.table.append(self.pool.take())
-        for i in range(first // size, (end + size - 1) // size):
-            if self.pool.refs[self.table[i]] > 1:
-                self.table[i] = self.pool.copy(self.table[i])
-
-    def truncate(self, length):
-        """Forget the positions from `length` on, and give back the pages that only they used."""
-        del self.tokens[length:]
-        keep = -(-length // self.pool.page_size)
-        while len(self.table) > keep:
-            self.pool.release(self.table.pop())
-
-    def fork(self):
-        """Return a sequence with the same past; pages are shared until one of the two writes."""
-        other = Sequence(self.pool)
-        other.table, other.tokens = array("i", self.table), list(self.tokens)
-        for page in self.table:
-            self.pool.refs[page] += 1
-        return other
-
-    def common_prefix(self, tokens):
-        """Return how many of `tokens` this sequence begins with, at most len(tokens) - 1.
-
-        One token is always left over: its logits have to be computed.
-        """
-        n = min(len(self.tokens), len(tokens) - 1)
-        if self.tokens[:n] == tokens[:n]:       # the usual case, at C speed
-            return n
-        return next(i for i in range(n) if self.tokens[i] != tokens[i])
-
-
-# ---------------------------------------------------------------------------------------
-# 7. Model
-#
-# A decoder is the same few lines for every family: norm, attention, add, norm, feed-forward,
-# add.  Families differ in which norm, which activation, which tensors there are and how the
-# numbers are called in the file; that is data, so it stands in tables: ARCHITECTURES has a
-# row for each family, SLOTS the names of the tensors, KEYS those of the hyperparameters.
-#
-#   x = embed(token)
-#   each layer:  x = x + wo attention(rope(wq n), rope(wk n), wv n)    n = norm(x)
-#                x = x + w_down (silu(w_gate n) * w_up n)              n = norm(x)
-#   logits = lm_head norm(x)
-#
-# In a mixture of experts w_gate, w_up and w_down are lists of matrices, of which a router
-# picks a few for each row; their results are added, each with a weight.
-#
-# Not here: experts that every row uses (shared ones), and layers without experts among others.
-# Sources: Radford et al. (2019), GPT-2; Touvron et al. (2023), Llama; the Gemma reports;
-# Jiang et al. (2024), Mixtral.
-
-# 7.1 Tables
-
-class Arch(NamedTuple):
-    """One family: what the tables of its files do not say.
-
-    slots: the tensors of a layer; "+b" behind one: with a bias, "?b": perhaps with a bias
-    rope: "interleaved" or "half", as the rows of wq lie in a GGUF; None: learned positions
-    hf: column of SLOTS that its safetensors use
-    """
-    slots: str
-    norm: str = "rms"
-    act: str = "silu"
-    rope: str = "half"
-    hf: str = "llama"
-    gemma: bool = False                 # embeddings times sqrt(hidden); HF norms lack their 1
-    window_every: int = 0               # every n-th layer sees all; the others a window
-    experts: bool = False               # a mixture of experts
-
-
-LLAMA_SLOTS = "attn_norm wq?b wk?b wv?b wo?b ffn_norm w_gate?b w_up?b w_down?b"
-EXPERT_SLOTS = ("attn_norm wq?b wk?b wv?b wo?b ffn_norm router w_gate_experts w_up_experts "
-                "w_down_experts")
-POST_NORMS = " post_attn_norm post_ffn_norm"
-
-ARCHITECTURES = {
-    "llama":  Arch(LLAMA_SLOTS, rope="interleaved"),
-    "gpt2":   Arch("attn_norm+b wqkv+b wo+b ffn_norm+b w_up+b w_down+b", norm="layer",
-                   act="gelu", rope=None, hf="gpt2"),
-    "qwen2":  Arch("attn_norm wq+b wk+b wv+b wo ffn_norm w_gate w_up w_down"),
-    "qwen3":  Arch(LLAMA_SLOTS + " q_norm k_norm"),
-    "gemma":  Arch(LLAMA_SLOTS, act="gelu", gemma=True),
-    "gemma2": Arch(LLAMA_SLOTS + POST_NORMS, act="gelu", hf="gemma", gemma=True, window_every=2),
-    "gemma3": Arch(LLAMA_SLOTS + POST_NORMS + " q_norm k_norm", act="gelu", hf="gemma",
-                   gemma=True, window_every=6),
-    "mixtral":  Arch(EXPERT_SLOTS, rope="interleaved", hf="mixtral", experts=True),
-    "qwen3moe": Arch(EXPERT_SLOTS + " q_norm k_norm", experts=True),
-}
-HF_MODEL_TYPES = {"gemma3_text": "gemma3", "mistral": "llama", "qwen3_moe": "qwen3moe"}
-
-SLOTS = {   # slot: the tensor's name in GGUF, in llama-like and in GPT-2's safetensors
-    "embed":          ("token_embd", "model.embed_tokens", "wte"),
-    "pos_embed":      ("position_embd", None, "wpe"),
-    "out_norm":       ("output_norm", "model.norm", "ln_f"),
-    "lm_head":        ("output", "lm_head", "lm_head"),
-    "attn_norm":      ("blk.{}.attn_norm", "model.layers.{}.input_layernorm", "h.{}.ln_1"),
-    "wqkv":           ("blk.{}.attn_qkv", None, "h.{}.attn.c_attn"),
-    "wq":             ("blk.{}.attn_q", "model.layers.{}.self_attn.q_proj", None),
-    "wk":             ("blk.{}.attn_k", "model.layers.{}.self_attn.k_proj", None),
-    "wv":             ("blk.{}.attn_v", "model.layers.{}.self_attn.v_proj", None),
-    "wo":             ("blk.{}.attn_output", "model.layers.{}.self_attn.o_proj",
-                       "h.{}.attn.c_proj"),
-    "q_norm":         ("blk.{}.attn_q_norm", "model.layers.{}.self_attn.q_norm", None),
-    "k_norm":         ("blk.{}.attn_k_norm", "model.layers.{}.self_attn.k_norm", None),
-    "post_attn_norm": ("blk.{}.post_attention_norm", None, None),
-    "ffn_norm":       ("blk.{}.ffn_norm", "model.layers.{}.post_attention_layernorm",
-                       "h.{}.ln_2"),
-    "w_gate":         ("blk.{}.ffn_gate", "model.layers.{}.mlp.gate_proj", None),
-    "w_up":           ("blk.{}.ffn_up", "model.layers.{}.mlp.up_proj", "h.{}.mlp.c_fc"),
-    "w_down":         ("blk.{}.ffn_down", "model.layers.{}.mlp.down_proj", "h.{}.mlp.c_proj"),
-    "post_ffn_norm":  ("blk.{}.post_ffw_norm", None, None),
-    # a second {}: a tensor for each expert; without: the experts are its first axis
-    "router":         ("blk.{}.ffn_gate_inp", "model.layers.{}.mlp.gate", None),
-    "w_gate_experts": ("blk.{}.ffn_gate_exps", "model.layers.{}.mlp.experts.{}.gate_proj", None),
-    "w_up_experts":   ("blk.{}.ffn_up_exps", "model.layers.{}.mlp.experts.{}.up_proj", None),
-    "w_down_experts": ("blk.{}.ffn_down_exps", "model.layers.{}.mlp.experts.{}.down_proj", None),
-}
-GEMMA_NAMES = {     # where Gemma 2 and 3 differ from llama-like safetensors
-    "post_attn_norm": "model.layers.{}.post_attention_layernorm",
-    "ffn_norm":       "model.layers.{}.pre_feedforward_layernorm",
-    "post_ffn_norm":  "model.layers.{}.post_feedforward_layernorm",
-}
-MIXTRAL_NAMES = {   # where Mixtral's safetensors differ, and its first GGUF files
-    "router":         "model.layers.{}.block_sparse_moe.gate",
-    "w_gate_experts": "model.layers.{}.block_sparse_moe.experts.{}.w1",
-    "w_up_experts":   "model.layers.{}.block_sparse_moe.experts.{}.w3",
-    "w_down_experts": "model.layers.{}.block_sparse_moe.experts.{}.w2",
-}
-HF_NAMES = {"llama": {}, "gemma": GEMMA_NAMES, "mixtral": MIXTRAL_NAMES}
-EXPERT_TENSORS = re.compile(r".*(ffn_(gate|up|down)(_exps|\.\d+)|\.experts\.\d+\.\w+)\.weight")
-UNUSED_TENSORS = re.compile(    # stored by some exporters, and computed here instead
-    r"rope_freqs\.weight|.*\.rotary_emb\.inv_freq|(transformer\.)?h\.\d+\.attn\.(masked_)?bias")
-
-KEYS = {    # hyperparameter: its key in GGUF, and its keys in config.json
-    "n_layers":     ("block_count", ("num_hidden_layers", "n_layer")),
-    "hidden":       ("embedding_length", ("hidden_size", "n_embd")),
-    "ffn":          ("feed_forward_length", ("intermediate_size", "n_inner")),
-    "n_heads":      ("attention.head_count", ("num_attention_heads", "n_head")),
-    "n_kv_heads":   ("attention.head_count_kv", ("num_key_value_heads",)),
-    "head_dim":     ("attention.key_length", ("head_dim",)),
-    "value_dim":    ("attention.value_length", ()),
-    "n_ctx":        ("context_length", ("max_position_embeddings", "n_positions", "n_ctx")),
-    "n_rot":        ("rope.dimension_count", ()),
-    "rms_eps":      ("attention.layer_norm_rms_epsilon", ("rms_norm_eps",)),
-    "layer_eps":    ("attention.layer_norm_epsilon", ("layer_norm_epsilon",)),
-    "rope_base":    ("rope.freq_base", ("rope_theta",)),
-    "local_base":   ("rope.freq_base_swa", ("rope_local_base_freq",)),
-    "window":       ("attention.sliding_window", ("sliding_window",)),
-    "attn_cap":     ("attn_logit_softcapping", ("attn_logit_softcapping",)),
-    "final_cap":    ("final_logit_softcapping", ("final_logit_softcapping",)),
-    "query_scalar": (None, ("query_pre_attn_scalar",)),
-    "n_experts":    ("expert_count", ("num_local_experts", "num_experts")),
-    "n_used":       ("expert_used_count", ("num_experts_per_tok",)),
-    "expert_ffn":   ("expert_feed_forward_length", ("moe_intermediate_size",)),
-    "normalize":    ("expert_weights_norm", ("norm_topk_prob",)),
-}
-
-
-# 7.2 Hyperparameters
-
-DEFAULT_CTX = 8192                      # positions, where the model was trained for more
-GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
-CONFIG_MUST_BE = {  # keys of config.json that would change the answer, were they anything else
-    "partial_rotary_factor": 1, "use_bidirectional_attention": False, "use_sliding_window": False,
-    "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True,
-    "add_cross_attention": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
-}
-GGUF_MUST_BE = {    # the same for the keys of a GGUF, behind the name of the architecture
-    "expert_gating_func": 1, "expert_weights_scale": 1, "expert_shared_count": 0,
-    "expert_group_count": 1, "leading_dense_block_count": 0, "interleave_moe_layer_step": 1,
-}
-MAX_USED_EXPERTS = 64                   # of MAX_EXPERTS, for one row
-
-
-class Hparams:
-    """The numbers of one model, checked, under the names of the glossary.
-
-    path: the file they came from   numbers: its metadata or config.json
-    arch_name, arch: the row of ARCHITECTURES
-    Raises KshipraError naming the key when one is missing, of a wrong type or out of range.
-    """
-
-    def __init__(self, checkpoint):
-        self.path, self.is_gguf = checkpoint.path, isinstance(checkpoint, GGUF)
-        if self.is_gguf:
-            self.numbers, key = checkpoint.metadata, "general.architecture"
-            self.arch_name = self.numbers.get(key)
-        else:
-            self.numbers, key = checkpoint.config, "model_type"
-            kind = self.numbers.get(key)
-            self.arch_name = HF_MODEL_TYPES.get(kind, kind) if isinstance(kind, str) else kind
-        if not isinstance(self.arch_name, str) or self.arch_name not in ARCHITECTURES:
-            raise KshipraError(f"architecture {self.arch_name!r} ({key}) is not supported; "
-                               f"supported are {', '.join(ARCHITECTURES)}", self.path)
-        self.arch = ARCHITECTURES[self.arch_name]
-        self.n_experts = self.integer("n_experts", 0)
-        if self.is_gguf and self.arch_name == "llama" and self.n_experts:
-            self.arch = ARCHITECTURES["mixtral"]        # a GGUF calls it llama
-        self.n_layers = self.integer("n_layers")
-        self.hidden = self.integer("hidden")
-        self.n_heads = self.integer("n_heads")
-        self.n_kv_heads = self.integer("n_kv_heads", self.n_heads)
-        if self.n_heads % self.n_kv_heads:
-            self.fail("n_kv_heads", self.n_kv_heads, f"it must divide the {self.n_heads} heads")
-        if self.hidden % self.n_heads and self.get("head_dim") is None:
-            self.fail("n_heads", self.n_heads, f"it must divide the width {self.hidden}")
-        self.head_dim = self.integer("head_dim", self.hidden // self.n_heads)
-        if self.integer("value_dim", self.head_dim) != self.head_dim:
-            self.fail("value_dim", self.get("value_dim"),
-                      f"keys and values must be equally wide, here {self.head_dim}")
-        self.ffn = self.integer("ffn", 4 * self.hidden if self.arch_name == "gpt2" else None)
-        self._read_experts()
-        self.n_ctx = self.integer("n_ctx")
-        eps = "rms_eps" if self.arch.norm == "rms" else "layer_eps"
-        self.eps = f32(self.number(eps))
-        if not self.eps:
-            self.fail(eps, self.get(eps), "it must be above 0, or a row of zeros has no norm")
-        cap = None if self.arch_name == "gemma2" else 0.0       # None: must be in the file
-        self.attn_cap = f32(self.number("attn_cap", cap))
-        self.final_cap = f32(self.number("final_cap", cap))
-        self.attn_scale = f32(1 / math.sqrt(self._query_scalar()))
-        self.embed_scale = f32(math.sqrt(self.hidden)) if self.arch.gemma else 1.0
-        self.window = self._window()
-        if self.is_gguf:
-            for key, need in GGUF_MUST_BE.items():
-                self._must_be(f"{self.arch_name}.{key}", (None, need))
-        else:
-            self._check_config()
-
-    def _read_experts(self):
-        """Set n_used and normalize, and expert_ffn, what ffn is in an expert."""
-        if not self.arch.experts:
-            if self.n_experts:
-                self.fail("n_experts", self.n_experts, "of mixtures of experts " + ", ".join(
-                    name for name, arch in ARCHITECTURES.items() if arch.experts)
-                    + " are supported")
-            return
-        if not 1 <= self.n_experts <= MAX_EXPERTS:
-            self.fail("n_experts", self.n_experts, f"1 to {MAX_EXPERTS} experts are supported")
-        self.n_used = self.integer("n_used")
-        most = min(self.n_experts, MAX_USED_EXPERTS)
-        if self.n_used > most:
-            self.fail("n_used", self.n_used, f"of {self.n_experts} experts a row can use 1 to "
-                      f"{most}")
-        self.expert_ffn = self.integer(
-            "expert_ffn", None if self.arch_name == "qwen3moe" else self.ffn)
-        # All do so that can be met; but the default of Qwen 3's config.json is not to.
-        self.normalize = self.get("normalize", self.is_gguf or self.arch_name == "mixtral")
-        if not isinstance(self.normalize, bool):
-            self.fail("normalize", self.normalize, "true or false is needed")
-
-    def get(self, name, default=None):
-        """Return a hyperparameter as it stands in the file, or the default."""
-        gguf_key, config_keys = KEYS[name]
-        if self.is_gguf:
-            value = self.numbers.get(f"{self.arch_name}.{gguf_key}") if gguf_key else None
-            return default if value is None else value
-        kind = "sliding_attention" if name == "local_base" else "full_attention"
-        for place in (self.numbers, self.rope_parameters(kind)):
-            for key in config_keys:
-                if place.get(key) is not None:
-                    return place[key]
-        return default
-
-    def rope_parameters(self, kind="full_attention"):
-        """Return rope_parameters of config.json, which may hold one object per kind of layer."""
-        rope = self.numbers.get("rope_parameters") or {}
-        part = rope.get(kind, rope) if isinstance(rope, dict) else rope
-        if not isinstance(part, dict):
-            raise KshipraError(f"rope_parameters is {_quote(rope)}, not an object", self.path)
-        if kind == "sliding_attention" and part is not rope:
-            part = {"rope_local_base_freq": part.get("rope_theta")}
-        return part
-
-    def fail(self, name, value, why):
-        """Raise the error that a hyperparameter's value deserves."""
-        gguf_key, config_keys = KEYS[name]
-        key = f"{self.arch_name}.{gguf_key}" if self.is_gguf else next(
-            (key for key in config_keys if key in self.numbers), config_keys[0])
-        raise KshipraError(f"{key} ({name}) is {_quote(value)}: {why}; the file is damaged or of "
-                           "a kind that is not supported", self.path)
-
-    def integer(self, name, default=None):
-        value = self.get(name, default)
-        least = 0 if name in ("window", "n_experts") else 1
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2 ** 31:
-            self.fail(name, value, f"a whole number of at least {least} is needed"
-                      if value is not None else "it is missing")
-        return value
-
-    def number(self, name, default=None):
-        value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            self.fail(name, value, "a number is needed" if value is not None else "it is missing")
-        if not 0 <= value < 1e30:
-            self.fail(name, value, "a finite number that is not negative is needed")
-        return float(value)
-
-    def _window(self):
-        """Return the sliding window, 0 for none."""
-        if self.arch_name in ("qwen2", "qwen3", "qwen3moe"):
-            return 0                    # the key is there, and switched off
-        return self.integer("window", None if self.arch.window_every else 0)
-
-    def _query_scalar(self):
-        """Return the number whose root the scores are divided by: head_dim, but for Gemma.
-
-        A GGUF does not hold it; of the published models only the 27B ones differ from head_dim.
-        Source: llama.cpp, llama-model.cpp, f_attention_scale.
-        """
-        if not self.arch.window_every:
-            return self.head_dim
-        if self.is_gguf:
-            return self.hidden / self.n_heads \
-                if GEMMA_27B_LAYERS[self.arch_name] == self.n_layers else self.head_dim
-        scalar = self.number("query_scalar")
-        if not scalar:
-            self.fail("query_scalar", scalar, "it must be above 0")
-        return scalar
-
-    def layer_window(self, i):
-        """Return how many positions layer i looks back, itself included; 0 for all."""
-        every = self.arch.window_every
-        return 0 if every and (i + 1) % every == 0 else self.window
-
-    def check_ctx(self, ctx_size):
-        """Return the positions of the cache: what was asked for, or what suits the model."""
-        if ctx_size is None:
-            return min(self.n_ctx, DEFAULT_CTX)
-        if not 1 <= ctx_size < 2 ** 31:
-            raise KshipraError(f"a context of {ctx_size} positions is not possible; use 1 or more")
-        if self.arch.rope is None and ctx_size > self.n_ctx:
-            raise KshipraError(f"a context of {ctx_size} is more than the {self.n_ctx} positions "
-                               "that this model has learned; use a smaller --ctx-size", self.path)
-        return ctx_size
-
-    def _check_config(self):
-        """Refuse a config.json that asks for something which nothing here would compute."""
-        for key, need in CONFIG_MUST_BE.items():
-            self._must_be(key, (None, need))
-        known = {"silu": ("silu", "swish"), "gelu": ("gelu_new", "gelu_pytorch_tanh")}[
-            self.arch.act]
-        if self.arch.gemma:             # the first configs say "gelu" but mean the tanh form
-            known += ("gelu",)
-        key = next((k for k in ("hidden_activation", "hidden_act", "activation_function")
-                    if self.numbers.get(k)), "hidden_act")
-        self._must_be(key, (None,) + known)
-        for key in ("sliding_window_pattern", "_sliding_window_pattern"):
-            self._must_be(key, (None, self.arch.window_every or None))
-        kinds = self.numbers.get("layer_types")
-        if isinstance(kinds, list):     # no list of our own: n_layers may be a lie
-            known = ["sliding_attention" if self.layer_window(i) else "full_attention"
-                     for i in range(len(kinds))]
-            self._must_be("layer_types", (None, known))
-
-    def _must_be(self, key, known):
-        value = self.numbers.get(key)
-        if value not in known:
-            raise KshipraError(f"{key} is {_quote(value)}; {self.arch_name} is supported with "
-                               f"{_quote(known[1])} only", self.path)
-
-
-# 7.3 Rotary positions.  Each pair of a head turns by position * frequency.  Stretching a
-# model to a longer context changes the frequencies: by a number for each pair (llama3, or
-# rope_freqs in a GGUF), by one number for all (linear), or by a blend of both ends (YaRN).
-
-class RopeTable:
-    """Cosines and sines, made in double and rounded to float32, grown as positions come up.
-
-    n_rot: dimensions of a head that turn   pairing: "interleaved" or "half"
-    freqs: angle per position of each pair; magnitude: factor on cos and sin (YaRN)
-    cos, sin: array('f') (n_positions, n_rot / 2), flat
-    """
-
-    def __init__(self, pairing, freqs, magnitude=1.0):
-        self.pairing, self.freqs, self.magnitude = pairing, freqs, magnitude
-        self.n_rot = 2 * len(freqs)
-        self.cos, self.sin = array("f"), array("f")
-
-    def rows(self, pos):
-        """Return (cos, sin) of one position, each (n_rot / 2,)."""
-        half = len(self.freqs)
-        for p in range(len(self.cos) // half, pos + 1):
-            self.cos.extend([math.cos(p * f) * self.magnitude for f in self.freqs])
-            self.sin.extend([math.sin(p * f) * self.magnitude for f in self.freqs])
-        return self.cos[pos * half:(pos + 1) * half], self.sin[pos * half:(pos + 1) * half]
-
-
-def rope_scaling(hp):
-    """Return the scaling as a dict of Hugging Face's names, whatever the file; {} for none."""
-    if not hp.is_gguf:
-        scaling = hp.numbers.get("rope_scaling") or hp.rope_parameters()
-        if not isinstance(scaling, dict):
-            raise KshipraError(f"rope_scaling is {scaling!r}, not an object", hp.path)
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
-        more = sorted(set(scaling) & {"mscale", "mscale_all_dim"})
-        if more:
-            raise KshipraError(f"rope scaling {kind!r} with {more[0]} is not supported", hp.path)
-        return {} if kind == "default" else dict(scaling, rope_type=kind)
-    prefix = f"{hp.arch_name}.rope.scaling."
-    get = hp.numbers.get
-    kind = get(prefix + "type", "none")
-    if kind == "none":
-        return {}
-    return {"rope_type": kind, "factor": get(prefix + "factor"),
-            "original_max_position_embeddings": get(prefix + "original_context_length", hp.n_ctx),
-            "beta_fast": get(prefix + "yarn_beta_fast", 32.0),
-            "beta_slow": get(prefix + "yarn_beta_slow", 1.0),
-            "attention_factor": get(prefix + "attn_factor")}
-
-
-def _scaling_number(hp, scaling, key, default=None):
-    value = scaling.get(key)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1e-9 < value < 1e12:
-        raise KshipraError(f"rope scaling {scaling['rope_type']!r} has {key} = {_quote(value)}; "
-                           "a positive number is needed", hp.path)
-    return value
-
-
-def scale_llama3(hp, scaling, freqs):
-    """Return frequencies for Llama 3.1's longer context.
-
-    Wavelengths beyond original / low_freq_factor are stretched by factor, those below
-    original / high_freq_factor stay, and those between are blended.
-    Source: Llama 3.1 reference code, apply_scaling.
-    """
-    factor, low, high, original = (_scaling_number(hp, scaling, key) for key in (
-        "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"))
-    if not low < high:
-        raise KshipraError(f"rope scaling 'llama3' has low_freq_factor = {low} and "
-                           f"high_freq_factor = {high}; the first must be smaller", hp.path)
-    out = []
-    for f in freqs:
-        turns = original * f / (2 * math.pi)          # over the original context
-        keep = min(1.0, max(0.0, (turns - low) / (high - low)))
-        out.append(keep * f + (1 - keep) * f / factor)
-    return out
-
-
-def scale_yarn(hp, scaling, freqs, base):
-    """Return (frequencies, magnitude) of YaRN: fast pairs stay, slow ones are stretched.
-
-    Source: Peng et al. (2023), YaRN, section 3.2 and eq. 22.
-    """
-    factor = _scaling_number(hp, scaling, "factor")
-    original = _scaling_number(hp, scaling, "original_max_position_embeddings", hp.n_ctx)
-    n_rot = 2 * len(freqs)
-
-    def pair_with(turns):
-        """Return the (fractional) pair that makes so many turns over the original context."""
-        return n_rot * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
-
-    low = pair_with(_scaling_number(hp, scaling, "beta_fast", 32.0))
-    high = pair_with(_scaling_number(hp, scaling, "beta_slow", 1.0))
-    if scaling.get("truncate") is not False:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(0, low), min(n_rot - 1, high)
-    out = []
-    for i, f in enumerate(freqs):
-        stretch = min(1.0, max(0.0, (i - low) / max(high - low, 0.001)))
-        out.append(stretch * f / factor + (1 - stretch) * f)
-    magnitude = _scaling_number(hp, scaling, "attention_factor", 0.1 * math.log(factor) + 1
-                                if factor > 1 else 1.0)
-    return out, magnitude
-
-
-def rope_table(hp, base, scaling, factors=None):
-    """Return the RopeTable of one frequency base.
-
-    factors: the numbers of rope_freqs.weight, one for each pair, or None
-    """
-    pairing = hp.arch.rope if hp.is_gguf else "half"
-    n_rot = hp.integer("n_rot", hp.head_dim)
-    if n_rot % 2 or n_rot > hp.head_dim:
-        hp.fail("n_rot", n_rot, f"an even number of at most {hp.head_dim} is needed")
-    if not 1 < base < 1e12:
-        hp.fail("rope_base", base, "a number above 1 is needed")
-    freqs = [base ** (-2 * i / n_rot) for i in range(n_rot // 2)]
-    if factors is not None:
-        if len(factors) != len(freqs) or not all(1e-9 < c < 1e9 for c in factors):
-            raise KshipraError(f"tensor 'rope_freqs.weight' holds {len(factors)} factors; "
-                               f"{len(freqs)} positive ones are needed", hp.path)
-        freqs = [f / c for f, c in zip(freqs, factors)]
-    kind = scaling.get("rope_type")
-    if kind is None:
-        return RopeTable(pairing, freqs)
-    if kind == "linear":
-        factor = _scaling_number(hp, scaling, "factor")
-        return RopeTable(pairing, [f / factor for f in freqs])
-    if kind == "llama3":
-        return RopeTable(pairing, scale_llama3(hp, scaling, freqs))
-    if kind == "yarn":
-        return RopeTable(pairing, *scale_yarn(hp, scaling, freqs, base))
-    raise KshipraError(f"rope scaling {kind!r} is not supported; supported are linear, llama3 "
-                       "and yarn", hp.path)
-
-
-# 7.4 Weights
-
-class Weights:
-    """The tensors of a model or of one layer, by slot; a bias is slot + "_b", absent: None."""
-
-    def __getattr__(self, slot):        # only asked for what was never set
-        return None
-
-
-class Loader:
-    """Hands out the tensors of a checkpoint by slot, checks shapes, and knows what is left."""
-
-    def __init__(self, checkpoint, hp):
-        self.hp, self.tensors = hp, checkpoint.tensors
-        self.left = set(self.tensors)
-        self.prefix = "transformer." if "transformer.wte.weight" in self.tensors else ""
-        # The first GGUF files of Mixtral held a tensor for each expert.
-        self.experts_apart = not hp.is_gguf or "blk.0.ffn_gate.0.weight" in self.tensors
-
-    def name(self, slot, layer, kind, expert=None):
-        """Return the tensor's name in this file."""
-        gguf, llama, gpt2 = SLOTS[slot]
-        if self.hp.is_gguf:
-            name = gguf.replace("_exps", ".{}") if self.experts_apart else gguf
-        elif self.hp.arch.hf == "gpt2":
-            name = gpt2 if slot == "lm_head" else self.prefix + gpt2
-        else:
-            name = HF_NAMES[self.hp.arch.hf].get(slot, llama)
-        return name.format(layer, expert) + "." + kind
-
-    def has(self, slot, layer, kind="weight"):
-        return self.name(slot, layer, kind) in self.tensors
-
-    def tensor(self, slot, layer, kind, shape, expert=None):
-        """Return a tensor after checking its shape; shape: (n_out, n_in) or (n,)."""
-        name = self.name(slot, layer, kind, expert)
-        t = self.tensors.get(name)
-        if t is None:
-            raise KshipraError(f"tensor {name!r} is missing; the file is incomplete, so fetch or "
-                               "convert it again", self.hp.path)
-        self.left.discard(name)
-        conv1d = not self.hp.is_gguf and self.hp.arch.hf == "gpt2" and len(shape) == 2 \
-            and "{}" in SLOTS[slot][0]
-        if conv1d:                      # GPT-2's first release stored its matrices (n_in, n_out)
-            shape = shape[::-1]
-        if tuple(t.shape) != tuple(shape):
-            raise KshipraError(f"tensor {name!r} has shape {tuple(t.shape)}; the hyperparameters "
-                               f"ask for {tuple(shape)}", self.hp.path, t.offset)
-        t.data                          # raises for a type that cannot be computed with
-        return t.T if conv1d else t
-
-    def vector(self, slot, layer, kind, n):
-        """Return a norm's weight or a bias as array('f') (n,)."""
-        values = self.tensor(slot, layer, kind, (n,)).floats()
-        if kind == "weight" and self.hp.arch.gemma and not self.hp.is_gguf:
-            return array("f", [v + 1.0 for v in values])
-        return values
-
-    def experts(self, slot, layer, shape):
-        """Return the matrices of all experts, a list of Tensor (n_out, n_in), one format."""
-        n = self.hp.n_experts
-        if not self.experts_apart:
-            whole = self.tensor(slot, layer, "weight", (n, *shape))
-            return [whole[i] for i in range(n)]
-        found = [self.tensor(slot, layer, "weight", shape, i) for i in range(n)]
-        for t in found:
-            if t.format is not found[0].format:
-                raise KshipraError(f"tensor {t.name!r} is of type {t.format.name}, but that of "
-                                   f"the first expert of {found[0].format.name}; the experts of "
-                                   "a layer must be of one type", self.hp.path, t.offset)
-        return found
-
-    def check_all_used(self):
-        """Refuse tensors that nothing here would read: the answers would be wrong."""
-        left = sorted(n for n in self.left if not UNUSED_TENSORS.fullmatch(n))
-        if left:
-            raise KshipraError(f"{len(left)} tensors would be ignored, the first is {left[0]!r}; "
-                               "this variant of the architecture is not supported", self.hp.path)
-
-
-def load_weights(checkpoint, hp):
-    """Return Weights with .layers, a list of Weights."""
-    load = Loader(checkpoint, hp)
-    q_dim, kv_dim = hp.n_heads * hp.head_dim, hp.n_kv_heads * hp.head_dim
-    shapes = {
-        "attn_norm": (hp.hidden,), "ffn_norm": (hp.hidden,),
-        "post_attn_norm": (hp.hidden,), "post_ffn_norm": (hp.hidden,),
-        "q_norm": (hp.head_dim,), "k_norm": (hp.head_dim,),
-        "wqkv": (q_dim + 2 * kv_dim, hp.hidden), "wq": (q_dim, hp.hidden),
-        "wk": (kv_dim, hp.hidden), "wv": (kv_dim, hp.hidden), "wo": (hp.hidden, q_dim),
-        "w_gate": (hp.ffn, hp.hidden), "w_up": (hp.ffn, hp.hidden), "w_down": (hp.hidden, hp.ffn),
-        "router": (hp.n_experts, hp.hidden),
-    }
-    if hp.arch.experts:
-        shapes.update({"w_gate": (hp.expert_ffn, hp.hidden), "w_up": (hp.expert_ffn, hp.hidden),
-                       "w_down": (hp.hidden, hp.expert_ffn)})
-    w = Weights()
-    name = load.name("embed", None, "weight")
-    if name not in load.tensors or len(load.tensors[name].shape) != 2:
-        raise KshipraError(f"tensor {name!r}, a matrix, is missing; the file is incomplete or "
-                           "holds a vocabulary only", hp.path)
-    hp.n_vocab = load.tensors[name].shape[0]
-    w.embed = load.tensor("embed", None, "weight", (hp.n_vocab, hp.hidden))
-    if hp.arch.rope is None:
-        w.pos_embed = load.tensor("pos_embed", None, "weight", (hp.n_ctx, hp.hidden))
-    w.layers = []
-    for i in range(hp.n_layers):
-        layer = Weights()
-        for slot, bias in re.findall(r"(\w+)(\S*)", hp.arch.slots):
-            if slot.endswith("_experts"):           # w_gate and so on, but lists
-                each = slot[:-len("_experts")]
-                setattr(layer, each, load.experts(slot, i, shapes[each]))
-                continue
-            shape = shapes[slot]
-            read = load.vector if len(shape) == 1 else load.tensor
-            size = shape[0] if len(shape) == 1 else shape
-            setattr(layer, slot, read(slot, i, "weight", size))
-            # Whether an optional bias is there is read off the first layer.
-            if bias == "+b" or (bias == "?b" and load.has(slot, 0, "bias")):
-                setattr(layer, slot + "_b", load.vector(slot, i, "bias", shape[0]))
-        if layer.wqkv is not None:      # one matrix on disk, three views of it here
-            cuts = (0, q_dim, q_dim + kv_dim, q_dim + 2 * kv_dim)
-            for slot, a, b in zip(("wq", "wk", "wv"), cuts, cuts[1:]):
-                setattr(layer, slot, layer.wqkv[a:b])
-                if layer.wqkv_b is not None:
-                    setattr(layer, slot + "_b", layer.wqkv_b[a:b])
-        w.layers.append(layer)
-    w.out_norm = load.vector("out_norm", None, "weight", hp.hidden)
-    if hp.arch.norm == "layer":
-        w.out_norm_b = load.vector("out_norm", None, "bias", hp.hidden)
-    w.lm_head = w.embed
-    if load.has("lm_head", None):
-        w.lm_head = load.tensor("lm_head", None, "weight", (hp.n_vocab, hp.hidden))
-    elif not hp.is_gguf and hp.numbers.get("tie_word_embeddings", hp.arch.gemma
-                                           or hp.arch_name == "gpt2") is not True:
-        raise KshipraError("tensor 'lm_head.weight' is missing and tie_word_embeddings is not "
-                           "true; the checkpoint is incomplete, so fetch it again", hp.path)
-    if hp.is_gguf and "rope_freqs.weight" in load.tensors:
-        w.rope_freqs = load.tensors["rope_freqs.weight"].floats()
-    load.check_all_used()
-    return w
-
-
-# 7.5 The forward pass
-
-class Attention(NamedTuple):
-    """What the attention of one layer needs to know beside q, k and v."""
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    scale: float
-    window: int = 0                     # positions a row looks back, itself included; 0: all
-    cap: float = 0.0                    # softcap on the scores; 0: none
-    sinks: object = None
-
-
-class Batch:
-    """The rows of one step: parallel lists, and the rows whose logits are wanted.
-
-    rows, wanted: as in Engine.step   cache: PagePool
-    """
-
-    def __init__(self, rows, wanted, cache):
-        self.tokens, self.positions, self.sequences = map(list, zip(*rows))
-        self.wanted, self.cache = wanted, cache
-
-
-def forward(model, ops, batch):
-    """Return the logits of the wanted rows.
-
-    model: Engine   ops: Reference or its equal   batch: Batch   -> (len(wanted), n_vocab)
-    x: (R, hidden), the residual stream, until only the wanted rows are left
-    """
-    hp, w = model.hparams, model.weights
-
-    def norm(x, weight, bias=None):
-        if hp.arch.norm == "layer":
-            return ops.layer_norm(x, weight, bias, hp.eps)
-        return ops.rms_norm(x, weight, hp.eps)
-
-    def linear(x, weight, bias, route=None):
-        y = ops.matmul(weight, x, route)
-        return y if bias is None else ops.add(y, bias)
-
-    x = ops.embed(w.embed, batch.tokens)
-    if hp.embed_scale != 1:
-        x = ops.mul(x, hp.embed_scale)
-    if w.pos_embed is not None:
-        x = ops.add(x, ops.embed(w.pos_embed, batch.positions))
-    for i, layer in enumerate(w.layers):
-        n = norm(x, layer.attn_norm, layer.attn_norm_b)
-        q = linear(n, layer.wq, layer.wq_b)
-        k = linear(n, layer.wk, layer.wk_b)
-        v = linear(n, layer.wv, layer.wv_b)
-        if layer.q_norm is not None:
-            q, k = norm(q, layer.q_norm), norm(k, layer.k_norm)
-        table = model.rope_tables[i]
-        if table is not None:
-            q = ops.rope(q, batch.positions, table, hp.head_dim)
-            k = ops.rope(k, batch.positions, table, hp.head_dim)
-        a = linear(ops.attention(q, k, v, batch, i, model.attentions[i]), layer.wo, layer.wo_b)
-        if layer.post_attn_norm is not None:
-            a = norm(a, layer.post_attn_norm)
-        x = ops.add(x, a)
-        n = norm(x, layer.ffn_norm, layer.ffn_norm_b)
-        act = ops.gelu if hp.arch.act == "gelu" else ops.silu
-        route = None
-        if layer.router is not None:    # from here on a row is a pick, one expert's work
-            route = ops.route(ops.matmul(layer.router, n), hp.n_used, hp.normalize)
-        up = linear(n, layer.w_up, layer.w_up_b, route)
-        if layer.w_gate is not None:
-            up = ops.mul(act(linear(n, layer.w_gate, layer.w_gate_b, route)), up)
-        else:
-            up = act(up)
-        f = linear(up, layer.w_down, layer.w_down_b, route)
-        if route is not None:
-            f = ops.mix(f, route)
-        if layer.post_ffn_norm is not None:
-            f = norm(f, layer.post_ffn_norm)
-        x = ops.add(x, f)
-    x = norm(ops.rows(x, batch.wanted), w.out_norm, w.out_norm_b)
-    logits = ops.matmul(w.lm_head, x)
-    return ops.softcap(logits, hp.final_cap) if hp.final_cap else logits
-
-
-class Engine:
-    """A loaded model, its cache and the backend that computes: everything `step` needs.
-
-    checkpoint: GGUF or HFDirectory   ops: Reference (or another backend of the same surface)
-    ctx_size: positions that the cache holds; None: the model's, at most DEFAULT_CTX
-    page_size: None for one contiguous page
-    """
-
-    def __init__(self, checkpoint, ops, ctx_size=None, kv_type="f16", page_size=None):
-        self.checkpoint, self.ops, self.prefill_rows = checkpoint, ops, ops.prefill_rows
-        self.hparams = hp = Hparams(checkpoint)
-        self.weights = load_weights(checkpoint, hp)
-        self.ctx_size = hp.check_ctx(ctx_size)
-        scaling = rope_scaling(hp)
-        full = local = None
-        if hp.arch.rope is not None:
-            # Gemma 3's own default is another one, so there it has to be in the file.
-            base = hp.number("rope_base", None if hp.arch_name == "gemma3" else 10000.0)
-            local_base = hp.number("local_base", 10000.0)
-            full = rope_table(hp, base, scaling, self.weights.rope_freqs)
-            local = full
-            if hp.arch_name == "gemma3":        # local layers have a base of their own, unscaled
-                local = rope_table(hp, local_base, {})
-        self.rope_tables = [local if hp.layer_window(i) else full for i in range(hp.n_layers)]
-        self.attentions = [Attention(hp.n_heads, hp.n_kv_heads, hp.head_dim, hp.attn_scale,
-                                     hp.layer_window(i), hp.attn_cap)
-                           for i in range(hp.n_layers)]
-        if page_size is not None:
-            check_page_size(page_size)
-        self.kv_type, self.page_size = kv_type, page_size
-        self.new_cache()
-
-    def new_cache(self):
-        """Make the page pool: one page of the whole context, or pages of page_size for it."""
-        hp = self.hparams
-        size = self.page_size or -(-self.ctx_size // CHUNK) * CHUNK
-        self.cache = PagePool([(hp.n_kv_heads, hp.head_dim)] * hp.n_layers,
-                              -(-self.ctx_size // size), size, self.kv_type)
-
-    def step(self, rows, wanted=None):
-        """Run rows through the model and return the logits of those that are wanted.
-
-        rows: list of (token, position, Sequence); rows of many sequences mix freely, those of
-        one sequence stand in order of position.   wanted: indices into rows, None for all
-        -> list of array('f') (n_vocab,), one for each wanted row
-        Each row's k and v enter the cache; its logits depend on its own sequence alone.
-        """
-        if wanted is None:
-            wanted = range(len(rows))
-        if not rows:
-            return []
-        lengths = {id(seq): (seq, len(seq.tokens)) for _, _, seq in rows}
-        try:
-            for token, pos, seq in rows:
-                self._append(token, pos, seq)
-            batch = Batch(rows, list(wanted), self.cache)
-            try:
-                return self.ops.run(forward, self, batch)
-            except NativeFault as fault:
-                warn_plain(fault)
-                self.ops = Reference()
-                return self.ops.run(forward, self, batch)
-        except BaseException:           # leave each sequence as it was
-            for seq, length in lengths.values():
-                seq.truncate(length)
-            raise
-
-    def _append(self, token, pos, seq):
-        """Check one row and make room for it in its sequence."""
-        if not 0 <= token < self.hparams.n_vocab:
-            raise KshipraError(f"token {token} is outside 0..{self.hparams.n_vocab - 1}")
-        if not 0 <= pos < self.ctx_size:
-            raise KshipraError(f"position {pos} is outside the context of {self.ctx_size}; "
-                               "use a larger --ctx-size")
-        if pos != len(seq.tokens):
-            raise KshipraError(f"position {pos} does not follow the {len(seq.tokens)} tokens of "
-                               "its sequence; truncate it first")
-        seq.reserve(pos, pos + 1)
-        seq.tokens.append(token)
-
-
-# ---------------------------------------------------------------------------------------
-# 8. Sampling
-#
-# A sampler turns one row of logits into one token.  The filters apply in this order, each to
-# what the one before it left, and the temperature comes last, as in llama.cpp:
-#
-#   repeat penalty -> top-k -> top-p -> min-p -> temperature -> draw
-#
-# Probabilities use the exp of chapter 4 and one stated order (largest first, then lowest
-# id), so the same seed gives the same text on every machine.  Temperature 0 takes the
-# largest logit and draws nothing.
-# Sources: Keskar et al. (2019), CTRL (penalty); Fan et al. (2018) (top-k); Holtzman et al.
-# (2020) (top-p); Nguyen et al. (2024) (min-p).
-
-# The filters take and return candidates: pairs (logit, token), the largest logit first.
-
-PENALTY_WINDOW = 64                     # the penalty looks at so many of the last tokens
-FIRST_TRY = 64                          # candidates looked at first, where all are candidates
-
-
-def penalize(logits, tokens, penalty):
-    """Return logits with those of `tokens` made less likely: divided, or multiplied below 0.
-
-    A token beyond the logits (padding, in a prompt of ids) has none to change.
-    """
-    out = array("f", logits)
-    for t in {t for t in tokens if t < len(out)}:
-        new = out[t] / penalty if out[t] > 0 else out[t] * penalty
-        out[t] = min(max(new, -F32_MAX), F32_MAX)
-    return out
-
-
-def keep_top_p(candidates, p, total):
-    """Return the fewest first candidates whose weights reach p * total, at least one.
-
-    candidates: (logit, token), best first; the weight of one is exp(logit - best logit)
-    total: the weights of all that the filters before this one left
-    """
-    if p >= 1:
-        return candidates
-    weights = exp([logit - candidates[0][0] for logit, _ in candidates])
-    reached = list(itertools.accumulate(weights))
-    return candidates[:bisect.bisect_left(reached, p * total) + 1]
-
-
-def keep_min_p(candidates, p):
-    """Return the candidates at least p times as probable as the best."""
-    if p <= 0:
-        return candidates
-    weights = exp([logit - candidates[0][0] for logit, _ in candidates])
-    return [c for c, weight in zip(candidates, weights) if weight >= p] or candidates[:1]
-
-
-class Sampler:
-    """Chooses tokens; owns its random numbers, so requests do not disturb each other.
-
-    temperature: 0 for greedy   top_k: 0 for all   top_p: 1 for all   min_p: 0 for all
-    repeat_penalty: 1 for none   seed: a whole number from 0 up, None for a new one each time
-    ops: the backend that looks through long rows of logits
-    Raises KshipraError for a value outside its range.
-    """
-
-    def __init__(self, temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, repeat_penalty=1.0,
-                 seed=None, ops=Reference()):
-        for name, value, low, high in (
-                ("temperature", temperature, 0, math.inf), ("top_k", top_k, 0, math.inf),
-                ("top_p", top_p, 0, 1), ("min_p", min_p, 0, 1),
-                ("repeat_penalty", repeat_penalty, 1e-6, math.inf)):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) \
-                    or not low <= value <= high or value == math.inf:
-                wanted = f"of {low} to {high}" if high == 1 else f"from {low} up"
-                raise KshipraError(f"{name} is {value!r}; a number {wanted} is needed")
-        if top_k != int(top_k):
-            raise KshipraError(f"top_k is {top_k!r}; a whole number is needed")
-        if seed is not None:
-            if not hasattr(seed, "__index__") or seed < 0:      # to Python, -1 is the same as 1
-                raise KshipraError(f"seed is {seed!r}; a whole number from 0 up is needed")
-            seed = operator.index(seed)
-        self.temperature, self.top_k, self.top_p = temperature, int(top_k), top_p
-        self.min_p, self.repeat_penalty = min_p, repeat_penalty
-        self.random, self.ops = random.Random(seed), ops
-
-    def __call__(self, logits, past, n_vocab=None):
-        """Return the next token.
-
-        logits: array('f')   past: the tokens so far   n_vocab: ids from here on are padding
-        """
-        n_vocab = len(logits) if n_vocab is None else n_vocab
-        if self.temperature == 0 and self.repeat_penalty == 1:
-            best = getattr(logits, "best", n_vocab)     # machine code has looked already
-            if best < n_vocab:
-                return best
-        if n_vocab < len(logits):
-            logits = logits[:n_vocab]
-        if self.repeat_penalty != 1:
-            logits = penalize(logits, past[-PENALTY_WINDOW:], self.repeat_penalty)
-        if self.temperature == 0:
-            return self.ops.largest(logits, 1)[0]
-        candidates = self.candidates(logits)
-        top = candidates[0][0]
-        weights = exp([max(-1e30, (logit - top) / self.temperature) for logit, _ in candidates])
-        reached = list(itertools.accumulate(weights))
-        at = bisect.bisect_right(reached, self.random.random() * reached[-1])
-        return candidates[min(at, len(candidates) - 1)][1]
-
-    def candidates(self, logits):
-        """Return the (logit, token) pairs that the filters leave, best first.
-
-        Without top-k every token is a candidate, but the later filters mostly leave few; so
-        the best are tried first, and more of them as long as nothing of them is cut off.
-        """
-        n = self.top_k or FIRST_TRY
-        total = None
-        while True:
-            found = [(logits[t], t) for t in self.ops.largest(logits, n)]
-            if total is None:
-                # Added by token, so that the sum does not depend on how many are tried.
-                left = array("f", [logits[t] for t in sorted(t for _, t in found)]) \
-                    if self.top_k else logits
-                total = self.ops.exp_sum(left, found[0][0]) if self.top_p < 1 else 0.0
-            kept = keep_min_p(keep_top_p(found, self.top_p, total), self.min_p)
-            if self.top_k or len(kept) < n or n >= len(logits):
-                return kept
-            n *= 8
-
-
-# ---------------------------------------------------------------------------------------
-# 9. Decoding
-#
-# A decoding strategy is a generator of tokens over `step`: it chooses the next batch, reads
-# the logits, and never looks inside the model.  The first one keeps nothing and recomputes
-# the whole text for each token, as the formula of a language model says; the second keeps
-# the cache, and computes each position once.
-#
-#   baseline   N tokens cost 1 + 2 + ... + N rows
-#   cached     N tokens cost N rows
-#
-# Then tokens become text: pieces are held back while they may still be the beginning of a
-# stop string.
-
-def prefill(engine, seq, tokens, progress=None):
-    """Append tokens to a sequence, engine.prefill_rows a step; return the last one's logits.
-
-    progress(done, total): called before each step, and at the end
-    """
-    start, total, logits = len(seq.tokens), len(tokens), None
-    for a in range(0, total, engine.prefill_rows):
-        if progress:
-            progress(a, total)
-        part = tokens[a:a + engine.prefill_rows]
-        rows = [(t, start + a + i, seq) for i, t in enumerate(part)]
-        last = a + len(part) == total
-        result = engine.step(rows, [len(rows) - 1] if last else [])
-        logits = result[0] if last else None
-    if progress:
-        progress(total, total)
-    return logits
-
-
-def baseline(engine, prompt, choose, seq, progress=None):
-    """Yield tokens without end, computing every position anew for each.
-
-    prompt: token ids   choose(logits, tokens so far) -> token
-    seq: a Sequence; what it holds is dropped
-    """
-    tokens = list(prompt)
-    while True:
-        seq.truncate(0)
-        tokens.append(choose(prefill(engine, seq, tokens, progress), tokens))
-        progress = None
-        yield tokens[-1]
-
-
-def cached(engine, prompt, choose, seq, progress=None):
-    """Yield tokens without end, each for one row of work after the prompt.
-
-    seq: a Sequence that may already hold the beginning of the prompt; what differs is dropped.
-    It is looked at anew for each token: should another generation have used it in between,
-    what that one dropped is computed again.
-    """
-    tokens = list(prompt)
-    while True:
-        seq.truncate(seq.common_prefix(tokens))
-        logits = prefill(engine, seq, tokens[len(seq.tokens):], progress)
-        tokens.append(choose(logits, tokens))
-        progress = None
-        yield tokens[-1]
-
-
-class StopStrings:
-    """Passes text on, but not the stop strings, nor what may become one.
-
-    push(text) -> what may be shown; `found` is then the stop string that ended it, or None.
-    The stop string that is complete first counts, so how the text is cut does not matter.
-    """
-
-    def __init__(self, stops):
-        self.stops = stops
-        self.held, self.found = "", None
-
-    def push(self, text):
-        text, self.held = self.held + text, ""
-        hits = [(text.find(s) + len(s), -len(s), s) for s in self.stops if s in text]
-        if hits:
-            end, _, self.found = min(hits)
-            return text[:end - len(self.found)]
-        keep = 0
-        for s in self.stops:
-            for n in range(min(len(s) - 1, len(text)), keep, -1):
-                if text.endswith(s[:n]):
-                    keep = n
-                    break
-        cut = len(text) - keep
-        self.held = text[cut:]
-        return text[:cut]
-
-    def flush(self):
-        """Return what was held back and did not become a stop string."""
-        text, self.held = self.held, ""
-        return text
-
-
-class Generation:
-    """An iterator of text, and what became of it.
-
-    prompt_ids: the prompt's tokens   ids: the tokens generated so far, end token included
-    finish_reason: None while it runs; then "stop" (end token or stop string) or "length"
-    ttft_s, decode_s: seconds to the first token, and from there to the last one
-    """
-
-    def __init__(self, tokens, prompt_ids, tokenizer, stop_ids, stops, max_tokens):
-        self.prompt_ids, self.ids, self.finish_reason = prompt_ids, [], None
-        self.ttft_s = self.decode_s = 0.0
-        self.tokenizer = tokenizer
-        self._stops = StopStrings(stops)
-        self._pieces = self._run(tokens, stop_ids, max_tokens)
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        return next(self._pieces)
-
-    def close(self):
-        """End the generation and free what it holds; iterating on gives nothing more."""
-        self._pieces.close()
-
-    def _run(self, tokens, stop_ids, max_tokens):
-        stream, begun = self.tokenizer.stream(), time.perf_counter()
-        try:
-            while len(self.ids) < max_tokens:
-                token = next(tokens)
-                now = time.perf_counter()
-                if not self.ids:
-                    self.ttft_s, begun = now - begun, now
-                self.decode_s = now - begun
-                self.ids.append(token)
-                if token in stop_ids:
-                    self.finish_reason = "stop"
-                    break
-                text = self._stops.push(stream.push(token))
-                if text:
-                    yield text
-                if self._stops.found:
-                    self.finish_reason = "stop"
-                    return
-            text = self._stops.push(stream.flush())
-            text += "" if self._stops.found else self._stops.flush()
-            if self.finish_reason is None:
-                self.finish_reason = "stop" if self._stops.found else "length"
-            if text:
-                yield text
-        finally:
-            tokens.close()
-
-
-# ---------------------------------------------------------------------------------------
-# 11. Tools
+# 20. Tools
 #
 # Where does the time go, and why there?  A profile runs the model on operations that call
 # the real ones and note of each call its seconds, the bytes it cannot avoid to move and the
@@ -10649,7 +10689,7 @@ def ledger(model, n_rows, n_positions):
 
 
 # ---------------------------------------------------------------------------------------
-# 12. Front doors
+# 21. Front doors
 #
 # Two doors lead in: `load`, for programs, and `main`, for the command line.  Nothing here
 # computes; the command line can do nothing that a caller of `load` could not.
@@ -10722,7 +10762,7 @@ class Model(Engine):
 
         prompt: str, or token ids   max_tokens: None for as many as the context holds
         stop: str or several; none of it is shown   ignore_eos: go on after an end token
-        strategy: "cached" or "baseline", as in chapter 9
+        strategy: "cached" or "baseline", as in chapter 8
         progress(done, total): called while the prompt is read
         sampling: the parameters of Sampler
         """
@@ -11118,7 +11158,7 @@ def main(argv=None):
 
 
 # ---------------------------------------------------------------------------------------
-# 13. The model in the file
+# 22. The model in the file
 #
 # Two small llama models that were trained for this project on stories of its own grammar:
 # the demo (4 layers, width 64, Q4_0) and a draft for speculative decoding (one layer of

@@ -1,4 +1,4 @@
-"""Chapter 5.3, arm64: the words against GNU as, the recipes, the listing.
+"""Chapter 12, arm64: the words against GNU as, the recipes, the listing.
 
 Here nothing is run; tests/arm64_check.py runs every operation and needs an arm64 Python.
 """

@@ -1,4 +1,4 @@
-"""Chapter 6, Cache: pages are counted, shared, copied before they are written, and given back."""
+"""Chapter 5, Cache: pages are counted, shared, copied before they are written, and given back."""
 import math
 import random
 from array import array

@@ -1,4 +1,4 @@
-"""Chapter 9, Decoding: the same tokens by every strategy; text never cut wrongly, nor shown early."""
+"""Chapter 8, Decoding: the same tokens by every strategy; text never cut wrongly, nor shown early."""
 import itertools
 from array import array
 

@@ -1,4 +1,4 @@
-"""Chapter 7, Model: near an independent implementation; the same bits by whatever road.
+"""Chapter 6, Model: near an independent implementation; the same bits by whatever road.
 
 What each fixture is stands in shared/fixtures/README.md.  The tests against it need the
 directory; tests/data holds two of its models, so that a clone tests a llama and a GPT-2.

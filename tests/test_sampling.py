@@ -1,4 +1,4 @@
-"""Chapter 8, Sampling: formulas, their order, edge values, seeds."""
+"""Chapter 7, Sampling: formulas, their order, edge values, seeds."""
 import collections
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Section 5.6: every kernel against the operation of chapter 4 that it must equal, with ==."""
+"""Chapters 15 and 16: every kernel against the operation of chapter 4 that it must equal, with ==."""
 import math
 import os
 import random

@@ -1,4 +1,4 @@
-"""Chapter 5, Kernels: matrices.  Every kernel equals chapter 4 to the bit, in every way it runs."""
+"""Chapter 14, Matrix kernels.  Every kernel equals chapter 4 to the bit, in every way it runs."""
 import ctypes
 import functools
 import math

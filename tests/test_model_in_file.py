@@ -1,4 +1,4 @@
-"""Chapter 13, The model in the file: it says what it was trained to say.
+"""Chapter 22, The model in the file: it says what it was trained to say.
 
 demo_expected.json was made with float activations.  Activations in int8 may leave its path where
 the two best logits lie close; where that happens is listed.

@@ -1,4 +1,4 @@
-"""Chapter 5, Machine code: each operation interpreted and native, the encoders, the memory."""
+"""Chapters 10, 11 and 13: each operation interpreted and native, the encoders, the memory."""
 import ctypes
 import functools
 import os
@@ -70,7 +70,7 @@ def run(kernel, way=None, chunk=0, scratch=0, functions=None, **values):
 EVERY_WAY = pytest.mark.parametrize("way", [None] + WAYS, ids=lambda way: "-".join(way) if way else "interpreted")
 
 
-# 5.1 Every operation: interpreted equals native, to the bit.
+# Chapter 10: every operation: interpreted equals native, to the bit.
 #
 # Memory of a test kernel, in bytes from `memory`: vectors at 0, 32, 64; integers at 96, 104, 112;
 # 64 bytes to load from or store to at 128; the result at 256.
@@ -585,7 +585,7 @@ def test_arguments_are_checked_by_name():
         build(emit_two).args_array(x=1)
 
 
-# 5.2 x86-64: bytes recorded from GNU as 2.40, one for each rule of the encoding.
+# Chapter 11, x86-64: bytes recorded from GNU as 2.40, one for each rule of the encoding.
 
 RECORDED = [
     # rule, emitter with its operands, assembly, bytes
@@ -745,9 +745,9 @@ def test_listing_shows_operations_labels_and_constants():
 
 
 def test_the_example_in_the_text_is_exact():
-    """The kernel in the opener of 5.1: its instructions, their bytes and assembly, and its run."""
+    """The kernel in the opener of chapter 10: its instructions, their bytes and assembly, and its run."""
     with open(kshipra.__file__, encoding="utf-8") as f:
-        opener = re.search(r"^# 5\.1 .*?^class ", f.read(), re.M | re.S)[0]
+        opener = re.search(r"^# 10\. .*?^class ", f.read(), re.M | re.S)[0]
     blocks = [re.sub("^#     ", "", block, flags=re.M)
               for block in re.findall(r"(?:^#     .*\n)+", opener, re.M)]
     source, table, run_source = [
@@ -821,7 +821,7 @@ def test_calling_convention(calls, abi, kept, kept_vectors):
             assert min(slots) >= 32, "the callee owns 32 bytes above the return address"
 
 
-# 5.4 Executable memory and instruction sets.
+# Chapter 13: executable memory and instruction sets.
 
 def emit_answer(k):
     k.store_i64(k.args("out"), k.imm(42))
@@ -973,7 +973,7 @@ def test_foreign_functions_get_their_types_in_one_place():
     """A function used without argtypes and restype cuts 64-bit addresses to 32."""
     with open(kshipra.__file__, encoding="utf-8") as file:
         source = file.read()
-    section = source[source.index("\n# 5.4 Executable"):source.index("\n# 5.5 Kernels")]
+    section = source[source.index("\n# 13. Executable"):source.index("\n# 14. Matrix")]
     for line in section.splitlines():
         if re.search(r"(CDLL|WinDLL)\(", line):
             assert "_foreign(" in line or re.match(r" +(libc|dll) = ", line) or "CDLL(\"libgcc_s" in line, line

@@ -1,4 +1,4 @@
-"""Chapter 4, Reference: each step against a formula in double, and each road against the naive one."""
+"""Chapter 4, Operations: each step against a formula in double, and each road against the naive one."""
 import math
 import random
 import struct

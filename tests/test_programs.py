@@ -1,4 +1,4 @@
-"""Section 5.7: recorded programs and threads give the bits of the reference, whatever the road."""
+"""Chapters 17 to 19: recorded programs and threads give the bits of the reference, whatever the road."""
 import gc
 import itertools
 import json
