@@ -3040,6 +3040,13 @@ class Reference:
 # anonymous memory: the system hands out a page of it when it is first written, so a long
 # context costs nothing until it is used.
 #
+# What a full page holds depends on nothing but the tokens up to its end (chapter 4 makes that
+# true to the bit).  So it can be found again, by the page before it and its own tokens, also when
+# nobody holds it any more.  Such a page is idle; it keeps its content until a new page is needed
+# and none is free, and then the one that has been idle for longest goes.
+#
+#   free --take--> held, by one table or several --release--> idle, if it can be found; else free
+#
 # Not here: moving pages to disk.  After Kwon et al. (2023), "PagedAttention", section 4.
 
 def check_page_size(page_size):
@@ -3054,6 +3061,9 @@ class PagePool:
     layers: one (n_kv_heads, head_dim) for each layer   kv_type: a name of KV_TYPES
     page_size: positions in a page: 8, 16, 32 or a multiple of CHUNK
     refs[page]: how many tables hold the page
+    found: (id of the page before, or 0, and the tokens of a full page) -> (its own id, page)
+    idle: the pages that nobody holds but that can be found, the longest idle first
+    n_asked, n_found: positions of prompts that were looked for, and that were there
     """
 
     def __init__(self, layers, n_pages, page_size, kv_type="f16"):
@@ -3072,20 +3082,60 @@ class PagePool:
                                "use a smaller --ctx-size") from None
         self.free = list(range(n_pages - 1, -1, -1))
         self.refs = [0] * n_pages
+        self.found, self.key_of, self.idle, self.next_id = {}, [None] * n_pages, {}, 1
+        self.n_asked = self.n_found = 0
+
+    n_available = property(lambda self: len(self.free) + len(self.idle))
 
     def take(self):
-        """Return a free page, now held once.  Raises KshipraError when there is none."""
-        if not self.free:
+        """Return a page, now held once: a free one, or else the one that is idle for longest.
+
+        Raises KshipraError when all are held.
+        """
+        if not self.n_available:
             raise KshipraError(f"all {self.n_pages} pages of {self.page_size} positions are in "
                                "use; use a larger --ctx-size")
+        if not self.free:
+            self.forget(next(iter(self.idle)))
         page = self.free.pop()
         self.refs[page] = 1
         return page
+
+    def hold(self, page):
+        """Hold a page once more."""
+        self.idle.pop(page, None)
+        self.refs[page] += 1
 
     def release(self, page):
         """Give back one hold on a page."""
         self.refs[page] -= 1
         if not self.refs[page]:
+            if self.key_of[page] is None:
+                self.free.append(page)
+            else:
+                self.idle[page] = None
+
+    def publish(self, page, before, tokens):
+        """Let a full page be found; return (id, page), those of its twin if there is one.
+
+        before: the id of the page before it, or 0   tokens: those whose k and v it holds
+        An id is never given twice.  So what was found by way of a page that is gone is not found
+        any more, and cannot be mistaken.
+        """
+        key = before, tuple(tokens)
+        if key not in self.found:
+            self.found[key] = self.next_id, page
+            self.key_of[page] = key
+            self.next_id += 1
+        return self.found[key]
+
+    def forget(self, page):
+        """Let a page be found no more, since it will be written."""
+        if self.key_of[page] is not None:
+            del self.found[self.key_of[page]]
+            self.key_of[page] = None
+        if page in self.idle:
+            del self.idle[page]
             self.free.append(page)
 
     def copy(self, page):
@@ -3141,10 +3191,11 @@ class Sequence:
     """One text's page table, and the tokens whose k and v its pages hold.
 
     table: array('i') of page numbers   tokens: ids at positions 0..len-1
+    ids: of the full pages that can be found, from the first one on; see PagePool.publish
     """
 
     def __init__(self, pool):
-        self.pool, self.table, self.tokens = pool, array("i"), []
+        self.pool, self.table, self.tokens, self.ids = pool, array("i"), [], []
 
     def reserve(self, first, end):
         """Own writable pages for positions first..end-1; a page held elsewhere too is copied."""
@@ -3154,10 +3205,52 @@ class Sequence:
         for i in range(first // size, (end + size - 1) // size):
             if self.pool.refs[self.table[i]] > 1:
                 self.table[i] = self.pool.copy(self.table[i])
+            self.pool.forget(self.table[i])
+
+    def n_new_pages(self, end):
+        """Return how many pages `reserve` will take for the next positions, up to `end`."""
+        size, first = self.pool.page_size, len(self.tokens) // self.pool.page_size
+        shared = sum(self.pool.refs[page] > 1 for page in self.table[first:])
+        return max(0, -(-end // size) - len(self.table)) + shared
+
+    def publish(self):
+        """Let the pages that are full by now be found by texts that begin alike."""
+        size, pool = self.pool.page_size, self.pool
+        for i in range(len(self.ids), len(self.tokens) // size):
+            id, page = pool.publish(self.table[i], self.ids[-1] if self.ids else 0,
+                                    self.tokens[i * size:(i + 1) * size])
+            if page != self.table[i]:           # two texts computed the same: one page is enough
+                pool.hold(page)
+                own, self.table[i] = self.table[i], page
+                pool.release(own)
+            self.ids.append(id)
+
+    def adopt(self, tokens):
+        """Take over, into an empty sequence, the pages with the beginning of `tokens`.
+
+        One token is always left over: its logits have to be computed.
+        Returns how many positions there are now.
+        """
+        size, pool = self.pool.page_size, self.pool
+        for i in range(len(tokens) // size):
+            id, page = pool.found.get((self.ids[-1] if self.ids else 0,
+                                       tuple(tokens[i * size:(i + 1) * size])), (None, None))
+            if id is None:
+                break
+            pool.hold(page)
+            self.table.append(page)
+            self.ids.append(id)
+        n = min(len(self.table) * size, len(tokens) - 1)
+        self.tokens = list(tokens[:n])
+        del self.ids[n // size:]
+        pool.n_asked += len(tokens)
+        pool.n_found += n
+        return n
 
     def truncate(self, length):
         """Forget the positions from `length` on, and give back the pages that only they used."""
         del self.tokens[length:]
+        del self.ids[length // self.pool.page_size:]
         keep = -(-length // self.pool.page_size)
         while len(self.table) > keep:
             self.pool.release(self.table.pop())
@@ -3166,8 +3259,9 @@ class Sequence:
         """Return a sequence with the same past; pages are shared until one of the two writes."""
         other = Sequence(self.pool)
         other.table, other.tokens = array("i", self.table), list(self.tokens)
+        other.ids = list(self.ids)
         for page in self.table:
-            self.pool.refs[page] += 1
+            self.pool.hold(page)
         return other
 
     def common_prefix(self, tokens):

@@ -176,59 +176,99 @@ def test_common_prefix_leaves_one_token_over(have, want):
     assert n == len(want) - 1 or n == len(have) or have[n] != want[n]
 
 
+def computed(seq, token):
+    """Give a sequence one more position, whose k and v depend on the tokens up to it alone."""
+    pos = len(seq.tokens)
+    seq.reserve(pos, pos + 1)
+    seq.tokens.append(token)
+    rng = random.Random(repr(seq.tokens))
+    for layer in range(len(LAYERS)):
+        seq.pool.write(layer, seq, pos, *vectors(rng, seq.pool.layers, layer))
+
+
+def book_of(tokens, layers):
+    """Return what `computed` writes for these tokens: (layer) -> [(k, v)]."""
+    book = [[], []]
+    for pos in range(len(tokens)):
+        rng = random.Random(repr(tokens[:pos + 1]))
+        for layer in range(len(LAYERS)):
+            book[layer].append(vectors(rng, layers, layer))
+    return book
+
+
 class Pages(RuleBasedStateMachine):
-    """Sequences that grow, fork, shrink and vanish in any order, against a plain list each."""
+    """Sequences that begin with found pages, grow, fork, shrink and vanish, in any order."""
 
     @initialize(page_size=st.sampled_from([8, 16]), kv_type=st.sampled_from(sorted(kshipra.KV_TYPES)))
     def start(self, page_size, kv_type):
-        self.rng = random.Random(page_size)
         self.pool = PagePool(LAYERS_OF[kv_type], 12, page_size, kv_type)
-        self.lives = [(Sequence(self.pool), [[], []])]
+        self.lives = [Sequence(self.pool)]
 
-    @rule(which=st.integers(0, 99), n=st.integers(1, 20))
-    def grow(self, which, n):
-        seq, book = self.lives[which % len(self.lives)]
-        for _ in range(n):
-            # One page may be needed to go on, or to copy; never both.
-            if not self.pool.free:
-                return
-            append(seq, self.rng.randrange(100), self.rng, book)
+    @rule(which=st.integers(0, 99), tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20))
+    def grow(self, which, tokens):
+        seq = self.lives[which % len(self.lives)]
+        for token in tokens:
+            if seq.n_new_pages(len(seq.tokens) + 1) > self.pool.n_available:
+                with pytest.raises(KshipraError, match="all 12 pages of"):
+                    seq.reserve(len(seq.tokens), len(seq.tokens) + 1)
+                break
+            before = self.pool.n_available
+            need = seq.n_new_pages(len(seq.tokens) + 1)
+            computed(seq, token)
+            assert self.pool.n_available == before - need
+        seq.publish()
+
+    @rule(which=st.integers(0, 99), n=st.integers(1, 60))
+    def begin_like(self, which, n):
+        """The beginning of what is there, in a new sequence: as much of it as is found."""
+        tokens = self.lives[which % len(self.lives)].tokens[:n]
+        if tokens and len(self.lives) < 6:
+            seq = Sequence(self.pool)
+            found = seq.adopt(tokens)
+            assert seq.tokens == tokens[:found] and found < len(tokens)
+            full = len(tokens) // self.pool.page_size * self.pool.page_size
+            assert found >= min(full, len(tokens) - 1)      # since it was published
+            self.lives.append(seq)
 
     @rule(which=st.integers(0, 99))
     def fork(self, which):
         if len(self.lives) < 6:
-            seq, book = self.lives[which % len(self.lives)]
-            self.lives.append((seq.fork(), [list(rows) for rows in book]))
+            self.lives.append(self.lives[which % len(self.lives)].fork())
 
     @rule(which=st.integers(0, 99), keep=st.integers(0, 40))
     def truncate(self, which, keep):
-        seq, book = self.lives[which % len(self.lives)]
-        seq.truncate(keep)
-        for rows in book:
-            del rows[keep:]
+        self.lives[which % len(self.lives)].truncate(keep)
+
+    @rule(which=st.integers(0, 99))
+    def vanish(self, which):
+        if len(self.lives) > 1:
+            self.lives.pop(which % len(self.lives)).truncate(0)
 
     @invariant()
     def pages_hold_what_was_written(self):
-        for seq, book in getattr(self, "lives", []):
-            assert len(seq.tokens) == len(book[0])
-            check(seq, book)
+        for seq in getattr(self, "lives", []):
+            check(seq, book_of(seq.tokens, self.pool.layers))
 
     @invariant()
     def pages_are_counted(self):
         if hasattr(self, "pool"):
             held = [0] * 12
-            for seq, _ in self.lives:
+            for seq in self.lives:
                 for page in seq.table:
                     held[page] += 1
                 assert len(seq.table) == -(-len(seq.tokens) // self.pool.page_size)
             assert list(self.pool.refs) == held
-            assert sorted(self.pool.free) == [p for p in range(12) if not held[p]]
+            named = [key is not None for key in self.pool.key_of]
+            assert sorted(self.pool.free) == [p for p in range(12) if not held[p] and not named[p]]
+            assert sorted(self.pool.idle) == [p for p in range(12) if not held[p] and named[p]]
+            assert sorted(page for _, page in self.pool.found.values()) == [
+                p for p in range(12) if named[p]]
 
     def teardown(self):
-        for seq, _ in getattr(self, "lives", []):
+        for seq in getattr(self, "lives", []):
             seq.truncate(0)
         if hasattr(self, "pool"):
-            assert not any(self.pool.refs) and len(self.pool.free) == 12
+            assert not any(self.pool.refs) and self.pool.n_available == 12
 
 
 TestPages = Pages.TestCase
