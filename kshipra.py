@@ -57,6 +57,7 @@ import codecs
 import contextlib
 import ctypes
 import functools
+import hashlib
 import heapq
 import itertools
 import json
@@ -3171,20 +3172,22 @@ class PagePool:
 
         keys, values: array('f') (n, head_dim), flat
         """
-        n_bytes, read = self.vector_bytes[layer], KV_TYPES[self.kv_type].format.decode
+        decode = KV_TYPES[self.kv_type].format.decode
         while lowest < end:
             stop = min(end, (lowest // CHUNK + 1) * CHUNK)
-            kv = bytearray(), bytearray()
-            pos = lowest
-            while pos < stop:
-                slot = pos % self.page_size
-                n = min(stop - pos, self.page_size - slot)
-                for which, part in enumerate(kv):
-                    at = self.offset(layer, seq.table[pos // self.page_size], which, head, slot)
-                    part += self.arena[at:at + n * n_bytes]
-                pos += n
-            yield (lowest, *map(read, kv))
+            keys, values = (b"".join([self.arena[a:b] for a, b in self.runs(
+                layer, seq, which, head, lowest, stop)]) for which in (0, 1))
+            yield lowest, decode(keys), decode(values)
             lowest = stop
+
+    def runs(self, layer, seq, which, head, first, end):
+        """Yield (start, end), offsets in the arena, of the bytes with positions first..end-1."""
+        size, n_bytes = self.page_size, self.vector_bytes[layer]
+        while first < end:
+            n = min(end - first, size - first % size)
+            at = self.offset(layer, seq.table[first // size], which, head, first % size)
+            yield at, at + n * n_bytes
+            first += n
 
 
 class Sequence:
@@ -3273,6 +3276,115 @@ class Sequence:
         if self.tokens[:n] == tokens[:n]:       # the usual case, at C speed
             return n
         return next(i for i in range(n) if self.tokens[i] != tokens[i])
+
+    def planes(self):
+        """Yield the runs of bytes of all positions, a list for each layer, k and v, and head."""
+        for layer, (n_kv_heads, _) in enumerate(self.pool.layers):
+            for which, head in itertools.product((0, 1), range(n_kv_heads)):
+                yield list(self.pool.runs(layer, self, which, head, 0, len(self.tokens)))
+
+    def copy_to(self, pool):
+        """Return a sequence of another pool of the same kind that holds the same."""
+        other = Sequence(pool)
+        try:
+            other.fill(self.tokens, b"".join(
+                self.pool.arena[a:b] for runs in self.planes() for a, b in runs))
+        except BaseException:
+            other.truncate(0)
+            raise
+        return other
+
+    def fill(self, tokens, data):
+        """Take pages for `tokens`, and write the bytes of all planes into them."""
+        self.reserve(0, len(tokens))
+        self.tokens = list(tokens)
+        at = 0
+        for runs in self.planes():
+            for a, b in runs:
+                self.pool.arena[a:b] = data[at:at + b - a]
+                at += b - a
+        self.publish()
+
+
+# A saved sequence: what it is, as JSON behind its length, and then the planes, in which the size
+# of the pages does not show.
+#
+#   magic 16 | header length 4 | header | k and v of layer 0, head by head, layer 1 .. | SHA-256 32
+
+_SESSION_MAGIC = b"kshipra session\1"
+
+
+def save_sequence(seq, path, identity):
+    """Write a sequence's tokens, k and v to a file, which appears whole or not at all.
+
+    identity: a str, the same for two models only if they compute the same
+    """
+    pool, part = seq.pool, f"{os.fspath(path)}.part"
+    header = json.dumps({"model": identity, "kv_type": pool.kv_type, "layers": pool.layers,
+                         "tokens": seq.tokens}).encode()
+    digest = hashlib.sha256()
+    try:
+        with open(part, "wb") as f:
+            pieces = [_SESSION_MAGIC, struct.pack("<I", len(header)), header]
+            for piece in chain(pieces, (pool.arena[a:b] for runs in seq.planes()
+                                        for a, b in runs)):
+                digest.update(piece)
+                f.write(piece)
+            f.write(digest.digest())
+        os.replace(part, path)
+    except OSError as e:
+        raise KshipraError(f"the session cannot be written ({e.strerror}); give another place",
+                           path) from None
+    finally:
+        with contextlib.suppress(OSError):
+            os.remove(part)
+
+
+def load_sequence(pool, path, identity, n_ctx):
+    """Return the sequence of a file that save_sequence wrote, in pages of `pool`.
+
+    Everything is checked before a page is taken.  Raises KshipraError for a file that is damaged,
+    that is of another model or another kind of cache, or longer than n_ctx positions.
+    """
+    try:
+        with open(path, "rb") as f:
+            data = f.read()
+    except OSError as e:
+        raise KshipraError(f"the session cannot be read ({e.strerror})", path) from None
+    start, body = len(_SESSION_MAGIC) + 4, data[:-32]
+    if not data.startswith(_SESSION_MAGIC) or len(data) < start + 32:
+        raise KshipraError("is no saved session, or one of another version; save it anew", path, 0)
+    if hashlib.sha256(body).digest() != data[-32:]:
+        raise KshipraError("the session's bytes and its check sum differ, so it is damaged or cut "
+                           "short; save it anew", path, len(body))
+    n_header, = struct.unpack("<I", data[start - 4:start])
+    try:
+        header = json.loads(body[start:start + n_header])
+        tokens = array("i", header["tokens"])
+        saved = [header[name] for name in ("model", "kv_type", "layers")]
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        raise KshipraError("the session's header is not one; save it anew", path, start) from None
+    own = identity, pool.kv_type, [list(layer) for layer in pool.layers]
+    for name, a, b in zip(("model", "kv_type", "layers"), saved, own):
+        if a != b:
+            raise KshipraError(f"the session was saved with {name} {_quote(a)}, and this is {b!r};"
+                               " load the model it belongs to", path)
+    if len(tokens) > n_ctx:
+        raise KshipraError(f"the session has {len(tokens)} tokens, but the context holds {n_ctx}; "
+                           "load the model with a larger ctx_size", path)
+    need_bytes = 2 * len(tokens) * sum(n_kv_heads * n_bytes for (n_kv_heads, _), n_bytes
+                                       in zip(pool.layers, pool.vector_bytes))
+    if len(body) - start - n_header != need_bytes or min(tokens, default=0) < 0:
+        raise KshipraError(f"the session's {len(tokens)} tokens need {need_bytes} bytes of keys "
+                           f"and values, but there are {len(body) - start - n_header}; save it "
+                           "anew", path, start + n_header)
+    seq = Sequence(pool)
+    try:
+        seq.fill(tokens, memoryview(body)[start + n_header:])
+    except BaseException:
+        seq.truncate(0)
+        raise
+    return seq
 
 
 # ---------------------------------------------------------------------------------------

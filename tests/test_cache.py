@@ -1,4 +1,5 @@
 """Chapter 5, Cache: pages are counted, shared, copied before they are written, and given back."""
+import hashlib
 import math
 import random
 from array import array
@@ -273,3 +274,105 @@ class Pages(RuleBasedStateMachine):
 
 TestPages = Pages.TestCase
 TestPages.settings = settings(max_examples=25, stateful_step_count=20)
+
+
+def sequence_of(pool, n):
+    seq = Sequence(pool)
+    for i in range(n):
+        computed(seq, i % 7)
+    seq.publish()
+    return seq
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 16, 17])
+def test_p23_a_prompt_found_whole_leaves_its_last_token_to_compute(n):
+    """Lengths about the border of a page of 8, where there could be nothing left to compute."""
+    pool = PagePool(LAYERS, 6, 8, "f32")
+    first = sequence_of(pool, n)
+    again = Sequence(pool)
+    assert again.adopt(first.tokens) == min(n // 8 * 8, n - 1)
+    for token in first.tokens[len(again.tokens):]:
+        computed(again, token)
+    again.publish()
+    check(again, book_of(first.tokens, LAYERS))
+    again.truncate(0)
+    check(first, book_of(first.tokens, LAYERS))
+    assert pool.n_asked == n and pool.n_found == min(n // 8 * 8, n - 1)
+
+
+def test_the_page_that_is_idle_for_longest_goes_first():
+    pool = PagePool(LAYERS, 4, 8, "f32")
+    old, new = sequence_of(pool, 16), Sequence(pool)
+    for token in range(10, 26):
+        computed(new, token)
+    new.publish()
+    old_tokens, new_tokens = old.tokens[:], new.tokens[:]
+    old.truncate(0)
+    new.truncate(0)
+    assert not pool.free and len(pool.idle) == 4 == pool.n_available
+    pool.take()                             # the end of the old text, not its beginning
+    found = [Sequence(pool).adopt(tokens + [0]) for tokens in (old_tokens, new_tokens)]
+    assert found == [8, 16]
+
+
+def test_what_follows_a_page_that_is_gone_is_not_found():
+    """The page of another text in its place must not lead to the old text's second page."""
+    pool = PagePool(LAYERS, 2, 8, "f32")
+    seq = sequence_of(pool, 16)
+    tokens = seq.tokens[:]
+    seq.truncate(0)
+    pool.forget(next(page for page in pool.idle if pool.key_of[page][0] == 0))
+    other = Sequence(pool)
+    for token in [9] * 8:
+        computed(other, token)
+    other.publish()
+    assert Sequence(pool).adopt(tokens + [0]) == 0
+    assert Sequence(pool).adopt([9] * 8 + tokens[8:] + [0]) == 8
+
+
+@kv_types
+def test_a_saved_sequence_is_the_same_in_pages_of_any_size(tmp_path, kv_type):
+    layers = LAYERS_OF[kv_type]
+    seq = sequence_of(PagePool(layers, 4, 64, kv_type), 77)
+    kshipra.save_sequence(seq, tmp_path / "s", "model")
+    for page_size in (8, 128):
+        pool = PagePool(layers, 100, page_size, kv_type)
+        for twin in (kshipra.load_sequence(pool, tmp_path / "s", "model", 77), seq.copy_to(pool)):
+            assert twin.tokens == seq.tokens
+            check(twin, book_of(seq.tokens, layers))
+
+
+def test_a_saved_sequence_that_does_not_fit_or_is_damaged_changes_nothing(tmp_path):
+    seq = sequence_of(PagePool(LAYERS, 4, 8, "f32"), 20)
+    path = tmp_path / "s"
+    kshipra.save_sequence(seq, path, "model")
+    assert [p.name for p in tmp_path.iterdir()] == ["s"]
+    pool, data = PagePool(LAYERS, 4, 8, "f32"), path.read_bytes()
+    for pool_of, identity, n_ctx, words in (
+            (pool, "another", 32, "saved with model 'model'"), (pool, "model", 19, "20 tokens"),
+            (PagePool(LAYERS, 4, 8, "f16"), "model", 32, "kv_type 'f32'"),
+            (PagePool([(2, 4)], 4, 8, "f32"), "model", 32, "layers"),
+            (PagePool(LAYERS, 2, 8, "f32"), "model", 32, "all 2 pages")):
+        with pytest.raises(KshipraError, match=words):
+            kshipra.load_sequence(pool_of, path, identity, n_ctx)
+        assert pool_of.n_available == pool_of.n_pages
+    for at in range(0, len(data), 97):
+        for bad in (data[:at], data[:at] + bytes([data[at] ^ 1]) + data[at + 1:]):
+            path.write_bytes(bad)
+            with pytest.raises(KshipraError, match="saved session|check sum"):
+                kshipra.load_sequence(pool, path, "model", 32)
+    start = len(kshipra._SESSION_MAGIC) + 4
+    n_header = int.from_bytes(data[start - 4:start], "little")
+    header, planes = data[start:start + n_header], data[start + n_header:-32]
+    for odd in (b"{", b"[]", b"{}", b"[" * 100000, header.replace(b"[0, 1", b'["a", 1'),
+                header.replace(b"[0, 1", b"[1e99, 1"), header.replace(b"[0, 1", b"[-1, 1"),
+                header.replace(b"[0, 1", b"[1"), header.replace(b'"f32"', b'{"a": 1}')):
+        body = data[:start - 4] + len(odd).to_bytes(4, "little") + odd + planes
+        path.write_bytes(body + hashlib.sha256(body).digest())
+        with pytest.raises(KshipraError, match="header is not one|tokens need|with kv_type"):
+            kshipra.load_sequence(pool, path, "model", 32)
+    assert pool.n_available == 4
+    with pytest.raises(KshipraError, match="cannot be read"):
+        kshipra.load_sequence(pool, tmp_path / "none", "model", 32)
+    with pytest.raises(KshipraError, match="cannot be written"):
+        kshipra.save_sequence(seq, tmp_path / "no" / "s", "model")
