@@ -4382,20 +4382,52 @@ class StopStrings:
         return text
 
 
+class Transcript:
+    """What a generation has said: tokens become text, and the end is noticed.
+
+    ids: the tokens so far, end token included   text: what was shown of them
+    finish_reason: None as long as it goes on; then "stop" (end token or stop string) or "length"
+    """
+
+    def __init__(self, tokenizer, stop_ids, stops, max_tokens):
+        self.ids, self.text = [], ""
+        self.finish_reason = None if max_tokens else "length"
+        self._stream, self._stops = tokenizer.stream(), StopStrings(stops)
+        self._stop_ids, self._max_tokens = stop_ids, max_tokens
+
+    def push(self, token):
+        """Take the next token; return the text that is certain now."""
+        self.ids.append(token)
+        if token in self._stop_ids:
+            self.finish_reason, text = "stop", ""
+        else:
+            text = self._stops.push(self._stream.push(token))
+            if len(self.ids) == self._max_tokens:
+                self.finish_reason = "length"
+        if self.finish_reason and not self._stops.found:
+            text += self._stops.push(self._stream.flush())
+            text += "" if self._stops.found else self._stops.flush()
+        if self._stops.found:
+            self.finish_reason = "stop"
+        self.text += text
+        return text
+
+
 class Generation:
     """An iterator of text, and what became of it.
 
-    prompt_ids: the prompt's tokens   ids: the tokens generated so far, end token included
-    finish_reason: None while it runs; then "stop" (end token or stop string) or "length"
+    prompt_ids: the prompt's tokens   ids, text, finish_reason: as in Transcript
     ttft_s, decode_s: seconds to the first token, and from there to the last one
     """
 
-    def __init__(self, tokens, prompt_ids, tokenizer, stop_ids, stops, max_tokens):
-        self.prompt_ids, self.ids, self.finish_reason = prompt_ids, [], None
+    def __init__(self, tokens, prompt_ids, transcript):
+        self.prompt_ids, self.transcript = prompt_ids, transcript
         self.ttft_s = self.decode_s = 0.0
-        self.tokenizer = tokenizer
-        self._stops = StopStrings(stops)
-        self._pieces = self._run(tokens, stop_ids, max_tokens)
+        self._pieces = self._run(tokens)
+
+    ids = property(lambda self: self.transcript.ids)
+    text = property(lambda self: self.transcript.text)
+    finish_reason = property(lambda self: self.transcript.finish_reason)
 
     def __iter__(self):
         return self
@@ -4407,31 +4439,18 @@ class Generation:
         """End the generation and free what it holds; iterating on gives nothing more."""
         self._pieces.close()
 
-    def _run(self, tokens, stop_ids, max_tokens):
-        stream, begun = self.tokenizer.stream(), time.perf_counter()
+    def _run(self, tokens):
+        begun = time.perf_counter()
         try:
-            while len(self.ids) < max_tokens:
+            while self.finish_reason is None:
                 token = next(tokens)
                 now = time.perf_counter()
                 if not self.ids:
                     self.ttft_s, begun = now - begun, now
                 self.decode_s = now - begun
-                self.ids.append(token)
-                if token in stop_ids:
-                    self.finish_reason = "stop"
-                    break
-                text = self._stops.push(stream.push(token))
+                text = self.transcript.push(token)
                 if text:
                     yield text
-                if self._stops.found:
-                    self.finish_reason = "stop"
-                    return
-            text = self._stops.push(stream.flush())
-            text += "" if self._stops.found else self._stops.flush()
-            if self.finish_reason is None:
-                self.finish_reason = "stop" if self._stops.found else "length"
-            if text:
-                yield text
         finally:
             tokens.close()
 
@@ -10977,8 +10996,8 @@ class Model(Engine):
         if "" in stops:
             raise KshipraError("a stop string is empty; give at least one character")
         tokens, limit = self._tokens(ids, max_tokens, strategy, progress, sampling)
-        return Generation(tokens, ids, self.tokenizer,
-                          () if ignore_eos else self.tokenizer.stop_ids, stops, limit)
+        stop_ids = () if ignore_eos else self.tokenizer.stop_ids
+        return Generation(tokens, ids, Transcript(self.tokenizer, stop_ids, stops, limit))
 
     def generate_ids(self, prompt, max_tokens=None, ignore_eos=False, strategy="cached",
                      **sampling):

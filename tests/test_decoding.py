@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import kshipra
 import tiny
-from kshipra import Generation, KshipraError, StopStrings
+from kshipra import Generation, KshipraError, StopStrings, Transcript
 
 TOKENIZER = kshipra.tokenizer_from_gguf(tiny.tokenizer_metadata())
 
@@ -19,7 +19,7 @@ def scripted(ids, tokenizer=TOKENIZER, stop_ids=None, stops=(), max_tokens=10 **
         yield from ids
         raise AssertionError("asked for a token after the end")
     stop_ids = tokenizer.stop_ids if stop_ids is None else stop_ids
-    return Generation(script(), [], tokenizer, stop_ids, list(stops), max_tokens)
+    return Generation(script(), [], Transcript(tokenizer, stop_ids, list(stops), max_tokens))
 
 
 class Pieces:
@@ -60,7 +60,7 @@ def test_all_is_sent_of_what_does_not_become_one():
     assert said(["Hi", "\n", "\nUs", "ual"], ["\n\nUser:"]) == (["Hi", "\n\nUsual"], "stop")
     assert said(["a", "a", "a", "b"], ["aab"], end=False) == (["a"], "stop")
     assert said(["a", "a", "a"], ["aab"]) == (["a", "aa"], "stop")
-    assert said(["a", "a", "a"], ["aab"], end=False) == (["a", "aa"], "length")
+    assert said(["a", "a", "a"], ["aab"], end=False) == (["aaa"], "length")
 
 
 def test_of_two_stops_the_one_complete_first_counts():
@@ -126,8 +126,8 @@ def test_an_end_token_may_be_ignored():
 @pytest.mark.parametrize("limit", [0, 1, 2, 3])
 def test_length(limit):
     generation = scripted([72, 105, 33][:limit], max_tokens=limit)
-    assert generation.finish_reason is None
-    assert "".join(generation) == "Hi!"[:limit]
+    assert generation.finish_reason == (None if limit else "length")
+    assert "".join(generation) == "Hi!"[:limit] == generation.text
     assert generation.finish_reason == "length" and len(generation.ids) == limit
 
 
