@@ -11292,7 +11292,7 @@ def run_prompt(args):
                 sys.stdout.write(piece)
                 sys.stdout.flush()
     except KeyboardInterrupt:
-        generation.finish_reason = "interrupted"
+        generation.transcript.finish_reason = "interrupted"
         status = 130
     if not args.json:
         sys.stdout.write("\n")
