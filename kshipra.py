@@ -92,7 +92,8 @@ class KshipraError(ValueError):
 
     def __init__(self, message, path=None, offset=None):
         at = "" if offset is None else f", byte {offset:#x}"
-        where = "" if path is None else (str(path) or "''") + at + ": "
+        name = str(path) if str(path).isprintable() and str(path) else repr(str(path))
+        where = "" if path is None else name + at + ": "
         super().__init__(where + message)
         self.path, self.offset = path, offset
 
@@ -600,6 +601,16 @@ _MAX_COUNT = 1 << 20                                        # tensors, metadata 
 _MAX_ARRAY = 1 << 24                                        # elements of a metadata array
 _MAX_JSON_BYTES = 100_000_000                               # as in the safetensors library
 _SAFETENSORS_FLOATS = ("F32", "F16", "BF16")
+_NOT_A_MODEL = {                                            # first bytes: what such a file is
+    b"version https://git-lfs": "a Git LFS pointer, not the file that it names; run git lfs pull",
+    b"<!doctype html": "a web page; the download gave an error or asked for a login",
+    b"<html": "a web page; the download gave an error or asked for a login",
+    b"PK\x03\x04": "a zip archive; if it is PyTorch's, it may run code when read, so take the model "
+                   "as safetensors or GGUF",
+    b"\x1f\x8b": "compressed by gzip; unpack it first",
+    b"\xfd7zXZ": "compressed by xz; unpack it first",
+    **dict.fromkeys((b"lmgg", b"fmgg", b"tjgg", b"algg"),
+                    "of GGML's time before GGUF; take a newer file, or convert the model again")}
 
 
 def _quote(name):
@@ -608,19 +619,41 @@ def _quote(name):
     return text if len(text) <= 100 else text[:80] + "..." + text[-12:]
 
 
+def _shown(name):
+    """Return a name from a file as a listing may show it: quoted where a terminal could obey."""
+    return name if name.isprintable() else _quote(name)
+
+
+def _is_file(path):
+    """Return whether path is a file.  A link to nothing, as a hub's cache leaves, is refused."""
+    if os.path.islink(path) and not os.path.exists(path):
+        raise KshipraError(f"the link points to nothing, {_quote(os.readlink(path))}; the download "
+                           "is not complete, so fetch the model again", path)
+    return os.path.isfile(path)
+
+
+def _refuse_foreign(data, path):
+    """Refuse a file whose first bytes say that it is no part of a model, but something known."""
+    head = bytes(data[:64]).lstrip().lower()
+    for magic, what in _NOT_A_MODEL.items():
+        if head.startswith(magic.lower()):
+            raise KshipraError(f"this is no part of a model: it is {what}", path, 0)
+
+
 def _map_file(path):
     """Return a file's bytes as a writable view; what is written stays in this process.
 
     On Linux a private writable map counts as memory in use, though it takes none, and a file
     larger than the memory would be refused; MAP_NORESERVE says that we do not mean to write.
     """
-    if not os.path.isfile(path):
+    if not _is_file(path):
         found = "a directory or device" if os.path.exists(path) else "no such file"
         raise KshipraError(f"{found}, where a model file is needed; check the path", path)
     try:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 raise KshipraError("the file is empty, 0 bytes; fetch it again", path)
+            _refuse_foreign(file.read(64), path)
             if sys.platform == "linux":
                 flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
                 return memoryview(mmap.mmap(file.fileno(), 0, flags=flags,
@@ -1023,6 +1056,18 @@ class GGUF:
         if n_parts != 1 and n_parts != 0:
             self._add_parts(n_parts)
 
+    def require_model(self):
+        """Refuse a GGUF that is only something beside a model, as a LoRA adapter is."""
+        kind, arch = (self.metadata.get("general." + key) for key in ("type", "architecture"))
+        kind = {"clip": "mmproj"}.get(arch, kind) if isinstance(arch, str) else kind
+        if kind not in (None, "model"):
+            what = {"adapter": "a LoRA adapter, which changes a model", "imatrix": "an importance "
+                    "matrix, which helps to quantize a model", "mmproj": "a projector of images "
+                    "or sound, which goes with a model"}.get(kind) if isinstance(kind, str) else None
+            raise KshipraError(f"general.type is {_quote(kind)}: this is "
+                               f"{what or 'not a model'}; give the file of the model itself",
+                               self.path)
+
     def _add_parts(self, n_parts):
         """Add the tensors of NAME-00002-of-0000N.gguf and so on."""
         if type(n_parts) is not int or not 1 < n_parts <= 99999:
@@ -1033,7 +1078,7 @@ class GGUF:
                                f"in {ending}; open the first part, under its own name", self.path)
         for i in range(2, n_parts + 1):
             part = self.path[:-len(ending)] + f"-{i:05d}-of-{n_parts:05d}.gguf"
-            if not os.path.isfile(part):
+            if not _is_file(part):
                 raise KshipraError(f"the model is split in {n_parts} files and "
                                    f"{os.path.basename(part)} is missing; fetch it too", self.path)
             for name, tensor in _read_gguf(part, _map_file(part))[2].items():
@@ -1136,19 +1181,27 @@ class Safetensors:
                                "holds something else", self.path, end)
 
 
-def _read_json(path):
-    """Return the JSON object in a file."""
+def _read_bytes(path):
+    """Return the bytes of a small file of a model directory."""
     name = os.path.basename(path)
-    if not os.path.isfile(path):                # a pipe would be waited for
+    if not _is_file(path):                      # a pipe would be waited for
         raise KshipraError(f"{name} is missing; this is no model directory, or not a whole one",
                            path)
-    if os.path.getsize(path) > _MAX_JSON_BYTES:
-        raise KshipraError(f"{name} is larger than {_MAX_JSON_BYTES} bytes", path)
     try:
         with open(path, "rb") as file:
-            return _parse_object(file.read(), name, path)
+            data = file.read(_MAX_JSON_BYTES + 1)
     except OSError as error:
         raise KshipraError(f"cannot be read: {error.strerror}", path) from None
+    if len(data) > _MAX_JSON_BYTES:
+        raise KshipraError(f"{name} is larger than {_MAX_JSON_BYTES} bytes, the most that kshipra "
+                           "reads; is it the right file?", path)
+    _refuse_foreign(data, path)
+    return data
+
+
+def _read_json(path):
+    """Return the JSON object in a file."""
+    return _parse_object(_read_bytes(path), os.path.basename(path), path)
 
 
 class HFDirectory:
@@ -1185,8 +1238,18 @@ class HFDirectory:
                                + ", ".join(wrong[:8]) + more + "; fetch the whole model anew",
                                self.path)
 
+    def require_model(self):
+        """Refuse weights that another tool has packed in its own way."""
+        found = self.config.get("quantization_config")
+        if found is None and self._has("quantize_config.json"):
+            found = {"quant_method": "gptq"}            # before config.json had a word for it
+        if found is not None:
+            method = found.get("quant_method") if isinstance(found, dict) else found
+            raise KshipraError(f"quantization_config.quant_method is {_quote(method)}, which is "
+                               "not supported; take the model unquantized, or as GGUF", self.path)
+
     def _has(self, name):
-        return os.path.isfile(os.path.join(self.path, name))
+        return _is_file(os.path.join(self.path, name))
 
     def _object(self, name):
         return _read_json(os.path.join(self.path, name))
@@ -2100,7 +2163,7 @@ def _tokenizer_from_hf(directory):
         return os.path.join(directory, name)
 
     def there(*names):
-        return all(os.path.isfile(at(name)) for name in names)
+        return all(_is_file(at(name)) for name in names)
 
     settings, config, generation = [
         _read_json(at(name)) if there(name) else {}
@@ -2269,8 +2332,7 @@ def _model_from_vocab_json(directory, settings, config):
     added = [{**a, "id": int(i)} for i, a in decoder.items()]
     if not added and "<|endoftext|>" in ids:
         added = [{"content": "<|endoftext|>", "id": ids["<|endoftext|>"], "special": True}]
-    with open(os.path.join(directory, "merges.txt"), encoding="utf-8") as file:
-        lines = file.read().split("\n")
+    lines = _read_bytes(os.path.join(directory, "merges.txt")).decode("utf-8").split("\n")
     merges = [line for line in lines if line and not line.startswith("#version:")]
     vocabulary = _vocabulary_from_dict(ids, added, False, path)
     return ByteLevel(vocabulary, rank_by_merges(vocabulary, merges), patterns,
@@ -2322,8 +2384,7 @@ def _model_from_sentencepiece(path):
     (precompiled_charsmap = 2, add_dummy_prefix = 3, remove_extra_whitespaces = 4).
     The types are those of GGUF.
     """
-    with open(path, "rb") as file:
-        data = file.read()
+    data = _read_bytes(path)
     texts, scores, types = [], [], []
     trainer, normalizer = {}, {}
     for number, value in _protobuf_fields(data, path):
@@ -2355,6 +2416,7 @@ def _model_from_sentencepiece(path):
 def tokenizer_of(checkpoint):
     """Return the Tokenizer that a checkpoint carries."""
     if isinstance(checkpoint, GGUF):
+        checkpoint.require_model()
         return tokenizer_from_gguf(checkpoint.metadata, checkpoint.path)
     return tokenizer_from_hf(checkpoint.path)
 
@@ -11089,6 +11151,8 @@ def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", p
     """
     give_back_memory()
     checkpoint = open_checkpoint(path)
+    checkpoint.require_model()
+    Hparams(checkpoint)                 # an architecture that is unknown is said first
     weight_bytes = sum(t.n_bytes for t in checkpoint.tensors.values())
     ops = choose_backend(device, threads, weight_bytes)
     return Model(checkpoint, tokenizer_of(checkpoint), ops, ctx_size=ctx_size, kv_type=kv_type,
@@ -11135,22 +11199,23 @@ def describe(path, ctx_size=None, kv_type="f16"):
     alone = path is not None and path.endswith(".safetensors") and not os.path.isfile(
         os.path.join(os.path.dirname(path), "config.json"))
     checkpoint = Safetensors(path) if alone else open_checkpoint(path)
-    yield f"file      {checkpoint.path}"
+    yield f"file      {_shown(checkpoint.path)}"
     numbers = checkpoint.config if isinstance(checkpoint, HFDirectory) else checkpoint.metadata
     for key, value in sorted(numbers.items()):
         if hasattr(value, "__len__") and not isinstance(value, (str, dict)) and len(value) > 8:
             value = f"[{len(value)} values]"
         text = str(value) if not isinstance(value, str) else repr(value)
-        yield f"  {key} = {text if len(text) < 100 else text[:96] + ' ...'}"
+        yield f"  {_shown(key)} = {text if len(text) < 100 else text[:96] + ' ...'}"
     yield f"tensors   {len(checkpoint.tensors)}"
     weight_bytes = 0
     for name, t in checkpoint.tensors.items():
-        yield f"  {name:<40} {t.format.name:<6} {tuple(t.shape)}"
+        yield f"  {_shown(name):<40} {t.format.name:<6} {tuple(t.shape)}"
         weight_bytes += t.n_bytes
     yield "memory"
     yield f"  weights      {megabytes(weight_bytes)}, mapped from the file"
     if alone:
         return
+    checkpoint.require_model()
     hp = Hparams(checkpoint)
     n_ctx = hp.check_ctx(ctx_size)
     kv_bytes = 2 * hp.n_layers * hp.n_kv_heads * kv_vector_bytes(kv_type, hp.head_dim)

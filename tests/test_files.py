@@ -506,3 +506,93 @@ def test_time_to_read_a_vocabulary_grows_with_its_size(tmp_path):
         return min(times)
     half, whole = seconds(131072), seconds(262144)
     assert whole < 3 * half and whole < 1
+
+
+# Files that are something else (R18, U4, U6, U7, U8 of the reports of other engines' users).
+
+def hf_files(place, config=None):
+    """A directory with config.json and one tensor."""
+    place.mkdir(exist_ok=True)
+    (place / "config.json").write_text(json.dumps(config or {"model_type": "llama"}))
+    kshipra.write_safetensors(place / "model.safetensors", {}, [tensor("a", (4,))])
+    return place
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "generation_config.json",
+                                  "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"])
+def test_u4_a_link_that_points_to_nothing_is_called_so(tmp_path, name):
+    place = hf_files(tmp_path / "model")
+    (place / name).unlink(missing_ok=True)
+    if name == "merges.txt":
+        (place / "vocab.json").write_text("{}")
+        (place / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    (place / name).symlink_to("../blobs/0a1b")
+    if name in ("model.safetensors", "config.json", "generation_config.json"):
+        message = refuses(lambda: HFDirectory(place), "points to nothing")
+    else:
+        message = refuses(lambda: kshipra.load_tokenizer(place), "points to nothing")
+    assert "0a1b" in message and "fetch" in message
+    refuses(lambda: GGUF(place / name), "points to nothing")
+
+
+@pytest.mark.parametrize("data, words", [
+    (b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 3\n", "Git LFS pointer"),
+    (b"\n <!DOCTYPE HTML><title>Sign in</title>", "web page"), (b"<html>", "web page"),
+    (b"PK\x03\x04\0\0\x08\x08archive/data.pkl", "zip archive"), (b"tjgg\3\0\0\0", "before GGUF"),
+    (b"\x1f\x8b\x08\0", "gzip"), (b"\xfd7zXZ\0", "xz")])
+def test_u6_a_file_that_is_something_else_is_called_by_its_name(tmp_path, data, words):
+    path = tmp_path / "file"
+    path.write_bytes(data + bytes(64))
+    refuses(lambda: GGUF(path), words)
+    refuses(lambda: Safetensors(path), words)
+    for name in ("config.json", "tokenizer.json", "tokenizer.model", "merges.txt"):
+        place = hf_files(tmp_path / name)
+        if name == "merges.txt":
+            (place / "vocab.json").write_text("{}")
+            (place / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+        (place / name).write_bytes(data)
+        refuses(lambda: (HFDirectory if name == "config.json" else kshipra.load_tokenizer)(place),
+                words)
+
+
+@pytest.mark.parametrize("pairs, words", [
+    ({"general.type": "adapter", "general.architecture": "llama"}, "LoRA adapter"),
+    ({"general.type": "imatrix"}, "importance matrix"),
+    ({"general.type": "mmproj", "general.architecture": "clip"}, "projector"),
+    ({"general.architecture": "clip"}, "projector"), ({"general.type": "вид"}, "'вид'"),
+    ({"general.type": 5}, "is 5"), ({"general.architecture": "strange"}, "'strange'"),
+    ({"general.type": "model", "general.architecture": "bert", "tokenizer.ggml.model": "bert"},
+     "architecture 'bert'")])
+def test_u7_the_kind_and_the_architecture_are_looked_at_before_anything_else(
+        tmp_path, pairs, words):
+    path = tmp_path / "file.gguf"
+    kshipra.write_gguf(path, pairs, [tensor("a", (4,))])
+    refuses(lambda: kshipra.load(path), words)
+    if not words.endswith(("'strange'", "'bert'")):
+        refuses(lambda: kshipra.load_tokenizer(path), words)
+    lines = []
+    refuses(lambda: lines.extend(kshipra.describe(str(path))), words)
+    assert GGUF(path).metadata == pairs
+
+
+@pytest.mark.parametrize("found, words", [
+    ({"quant_method": "gptq", "bits": 4}, "'gptq'"), ({"quant_method": "awq"}, "'awq'"),
+    ({"load_in_4bit": True}, "quant_method is None"), ("odd", "'odd'"), (None, "'gptq'")])
+def test_u8_weights_packed_by_another_tool_are_refused_by_its_name(tmp_path, found, words):
+    place = hf_files(tmp_path / "m", {"model_type": "llama", "quantization_config": found})
+    if found is None:                               # as AutoGPTQ wrote it first
+        (place / "quantize_config.json").write_text("{}")
+    assert words in refuses(lambda: kshipra.load(place), "quantization_config")
+
+
+def test_r18_a_listing_quotes_what_a_terminal_could_obey(tmp_path):
+    path = tmp_path / "m\x1b[31m.gguf"
+    kshipra.write_gguf(path, {"general.architecture": "llama", "x\x1b[31my": "\x1b]0;title\7",
+                              "list": ["\x1b[1m"] * 3, "plain key": 1},
+                       [tensor("t\n\x1b[2Jt", (4,))])
+    lines = []
+    with pytest.raises(KshipraError) as caught:
+        lines.extend(kshipra.describe(str(path)))
+    assert "  plain key = 1" in lines and len(lines) > 6
+    text = "".join([*lines, str(caught.value)])
+    assert text.isprintable(), text
