@@ -5481,7 +5481,7 @@ def allocate(kernel, encoder):
     return placed, used[IntReg], used[VecReg]
 
 
-ENCODERS = {}           # name of an instruction set -> its encoder class; chapters 11 and 12 fill it
+ENCODERS = {}           # instruction set -> its encoder class; chapters 11 and 12 fill it
 _MACHINE = {"amd64": "x86-64", "x86_64": "x86-64", "arm64": "arm64", "aarch64": "arm64"}.get(
     platform.machine().lower())
 
@@ -6226,8 +6226,8 @@ def _extend(name):
 
 
 # The dot products.  Before VNNI: vpmaddubsw multiplies u8 by i8 and adds pairs into i16, which
-# does not overflow under the conditions of chapter 10; vpmaddwd by ones adds pairs into i32.  Bytes that
-# are signed on both sides give their sign to the other side first.
+# does not overflow under the conditions of chapter 10; vpmaddwd by ones adds pairs into i32.
+# Bytes that are signed on both sides give their sign to the other side first.
 _ONES_I16 = struct.pack("<16h", *[1] * 16)
 
 
@@ -6272,7 +6272,8 @@ def _compare_imm(asm, a, n):
 _OPPOSITE = {"<": ">=", ">=": "<", "<=": ">", ">": "<=", "==": "!=", "!=": "=="}
 
 
-# Labels and jumps.  Both encoders have the methods `jump` and `label`, so these serve chapter 12 too.
+# Labels and jumps.  Both encoders have the methods `jump` and `label`, so these serve
+# chapter 12 too.
 
 def _loops(compare_imm, count_down):
     """Return the functions for loop and endloop.
@@ -8408,8 +8409,8 @@ def emit_embed(k, format, n_in):
 # 15. Other kernels
 #
 # What a forward pass does besides multiplying by matrices: norms, rotations, activations,
-# the cache, attention and the choice of experts.  Each emitter is named after the operation of chapter 4 that it
-# must equal, bit for bit; its docstring says what one chunk of work is.
+# the cache, attention and the choice of experts.  Each emitter is named after the operation
+# of chapter 4 that it must equal, bit for bit; its docstring says what one chunk of work is.
 #
 # The one idea: a vector of eight lanes is the natural unit of the definitions.  lane_sum adds
 # element i to lane i mod 8 because that is what a loop over vectors does, and attention cuts
@@ -10131,7 +10132,8 @@ class Native:
     owned: by id, weights that lie where programs expect them   tables: see table_memory
     unchecked, checked: kernels used so far and those that agreed with chapter 4, by _check_key
     examples: for rope and attention, what their trials are made from
-    arena: Memory for the Buffers   peak_bytes: used of it, at most   inputs: for tokens, positions and the like of n_inputs rows
+    arena: Memory for the Buffers   peak_bytes: used of it, at most
+    inputs: for tokens, positions and the like of n_inputs rows
     """
 
     name, prefill_rows = "native", 192      # a multiple of the six rows that a tile holds
@@ -10387,7 +10389,8 @@ class Native:
         if AttentionScratch(spec.head_dim).n_bytes > SCRATCH_BYTES:
             raise NativeFault(f"heads of {spec.head_dim} are too wide for its scratch memory")
         shared = dict(out=out.address, out_row_bytes=out.row_bytes, n_heads=spec.n_heads,
-                      window=spec.window, slots=slots, partials=partials.address if partials else 0,
+                      window=spec.window, slots=slots,
+                      partials=partials.address if partials else 0,
                       sinks=0 if spec.sinks is None else self.vector(spec.sinks))
         self.line(units * parts, [q, pages], [partials or out], emit_attention, pool.kv_type,
                   spec.head_dim, bool(spec.cap), q=q.address, q_row_bytes=q.row_bytes,

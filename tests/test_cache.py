@@ -5,7 +5,7 @@ import random
 from array import array
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -168,7 +168,8 @@ def test_a_fork_that_cannot_be_copied_keeps_its_page():
     assert list(pool.refs) == [1]
 
 
-@given(st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(0, 3), min_size=1, max_size=12))
+@given(st.lists(st.integers(0, 3), max_size=12),
+       st.lists(st.integers(0, 3), min_size=1, max_size=12))
 def test_common_prefix_leaves_one_token_over(have, want):
     seq = Sequence(None)
     seq.tokens = have
@@ -200,7 +201,8 @@ def book_of(tokens, layers):
 class Pages(RuleBasedStateMachine):
     """Sequences that begin with found pages, grow, fork, shrink and vanish, in any order."""
 
-    @initialize(page_size=st.sampled_from([8, 16]), kv_type=st.sampled_from(sorted(kshipra.KV_TYPES)))
+    @initialize(page_size=st.sampled_from([8, 16]),
+                kv_type=st.sampled_from(sorted(kshipra.KV_TYPES)))
     def start(self, page_size, kv_type):
         self.pool = PagePool(LAYERS_OF[kv_type], 12, page_size, kv_type)
         self.lives = [Sequence(self.pool)]
@@ -273,7 +275,7 @@ class Pages(RuleBasedStateMachine):
 
 
 TestPages = Pages.TestCase
-TestPages.settings = settings(max_examples=25, stateful_step_count=20)
+TestPages.settings = tiny.examples(10, stateful_step_count=20)
 
 
 def sequence_of(pool, n):

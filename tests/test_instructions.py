@@ -10,10 +10,11 @@ import sys
 from array import array
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import kshipra
+import tiny
 from kshipra import OPS, X86, IntReg, build, interpret
 
 ISAS = kshipra.host_instruction_sets()[0]
@@ -67,7 +68,8 @@ def run(kernel, way=None, chunk=0, scratch=0, functions=None, **values):
         callable_of(kernel, *way)(args.buffer_info()[0], chunk, scratch)
 
 
-EVERY_WAY = pytest.mark.parametrize("way", [None] + WAYS, ids=lambda way: "-".join(way) if way else "interpreted")
+EVERY_WAY = pytest.mark.parametrize(
+    "way", [None] + WAYS, ids=lambda way: "-".join(way) if way else "interpreted")
 
 
 # Chapter 10: every operation: interpreted equals native, to the bit.
@@ -80,7 +82,8 @@ SHIFTS_32, SHIFTS_16, SHIFTS_64 = [0, 1, 8, 31], [0, 1, 8, 15], [0, 1, 32, 63]
 IMMEDIATES = [0, 1, -1, 127, -128, 128, 2**31 - 1, -2**31, 2**31, -2**63, 2**63 - 1]
 CONSTANTS = {           # the values tried for an operation's constants
     "imm": [(n,) for n in IMMEDIATES + [2**32 - 1, 2**32]],
-    "const": [(bytes(32),), (b"\xff" * 32,), (b"abcd" * 8,), (bytes(range(16)) * 2,), (bytes(range(32)),)],
+    "const": [(bytes(32),), (b"\xff" * 32,), (b"abcd" * 8,), (bytes(range(16)) * 2,),
+              (bytes(range(32)),)],
     "cmp_f32": [(how,) for how in kshipra.COMPARE],
     "load_i32_at": [((0, 4, 8, 12, 16, 20, 24, 28),), ((60, -128, 3, 3, 0, 17, 44, 1),)],
     "broadcast_lane": [(lane,) for lane in range(8)],
@@ -217,7 +220,7 @@ def result_of(name, memory):
 
 @native
 @pytest.mark.parametrize("name", TESTED)
-@settings(max_examples=6, deadline=None)
+@tiny.examples(3)
 @given(words=WORDS)
 def test_operation_interpreted_equals_native(name, words):
     """Any bits in, any constant, whatever register the result goes to: the same memory after."""
@@ -236,7 +239,7 @@ def test_operation_interpreted_equals_native(name, words):
 
 @pytest.mark.parametrize("isa", ["vnni", "avxvnni"])
 @pytest.mark.parametrize("name", ["dot4_us", "dot4_us_m"])
-@settings(max_examples=20, deadline=None)
+@tiny.examples(8)
 @given(words=WORDS)
 def test_vnni_takes_all_unsigned_bytes(isa, name, words):
     if isa not in ISAS:
@@ -283,15 +286,20 @@ F = struct.pack("<8f", 1, 2, 4, 8, 16, 32, 64, 128)
     (lambda k, a, b: k.unpack_hi_i64(a, b), "<4Q", [BYTES, bytes(32)],
      [0x0F0E0D0C0B0A0908, 0, 0x1F1E1D1C1B1A1918, 0]),
     (lambda k, a, b: k.madd(a, b), "<8i", [b"\x00\x80" * 16] * 2, [-2**31] * 8),
-    (lambda k, a, b: k.dot4_us(k.zero_i32x8(), a, b), "<8i", [b"\x7f" * 32, b"\x80" * 32], [-65024] * 8),
-    (lambda k, a, b: k.dot4_ss(k.zero_i32x8(), a, b), "<8i", [b"\x80" * 32, b"\x81" * 32], [65024] * 8),
-    (lambda k, a, b: k.sign_i8(a, b), "32b", [b"\x05" * 32, b"\x00\x01\xff\x80" * 8], [0, 5, -5, -5] * 8),
+    (lambda k, a, b: k.dot4_us(k.zero_i32x8(), a, b), "<8i", [b"\x7f" * 32, b"\x80" * 32],
+     [-65024] * 8),
+    (lambda k, a, b: k.dot4_ss(k.zero_i32x8(), a, b), "<8i", [b"\x80" * 32, b"\x81" * 32],
+     [65024] * 8),
+    (lambda k, a, b: k.sign_i8(a, b), "32b", [b"\x05" * 32, b"\x00\x01\xff\x80" * 8],
+     [0, 5, -5, -5] * 8),
     (lambda k, a, b: k.shuffle_i8(a, b), "32B", [BYTES, b"\x0f\x00\x80\x01" * 8],
      [15, 0, 0, 1] * 4 + [31, 16, 0, 17] * 4),
     (lambda k, a: k.halves(a, a, 1, 0), "32B", [BYTES], list(range(16, 32)) + list(range(16))),
-    (lambda k, a: k.round_f32(a), "<8f", [struct.pack("<8f", .5, 1.5, 2.5, -.5, -1.5, 3.2, 1e9, 0)],
+    (lambda k, a: k.round_f32(a), "<8f",
+     [struct.pack("<8f", .5, 1.5, 2.5, -.5, -1.5, 3.2, 1e9, 0)],
      [0, 2, 2, 0, -2, 3, 1e9, 0]),
-    (lambda k, a: k.f32_to_i32(a), "<8i", [struct.pack("<8f", .5, 1.5, 2.5, -.5, -1.5, 3.2, 1e9, 0)],
+    (lambda k, a: k.f32_to_i32(a), "<8i",
+     [struct.pack("<8f", .5, 1.5, 2.5, -.5, -1.5, 3.2, 1e9, 0)],
      [0, 2, 2, 0, -2, 3, 10**9, 0]),
 ])
 def test_known_answers(emit, form, memory, want):
@@ -312,7 +320,8 @@ def test_partial_load_and_store_stop_at_the_end_of_a_page(n):
     """Lanes from n on are neither read nor written: the page behind is not ours to touch."""
     page = 16384
     libc = ctypes.CDLL(None)
-    libc.mprotect.argtypes, libc.mprotect.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
+    libc.mprotect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    libc.mprotect.restype = ctypes.c_int
     raw = (ctypes.c_char * (3 * page))()
     edge = (ctypes.addressof(raw) + 2 * page - 1) // page * page
     ctypes.memmove(edge - 32, struct.pack("<8f", *range(8)), 32)
@@ -405,8 +414,9 @@ def emit_program(k, program):
 
 
 @EVERY_WAY
-@settings(max_examples=60, deadline=None)
-@given(program=PROGRAM, values=st.lists(st.integers(-5, 2**40), min_size=N_VARIABLES, max_size=N_VARIABLES))
+@tiny.examples(25)
+@given(program=PROGRAM,
+       values=st.lists(st.integers(-5, 2**40), min_size=N_VARIABLES, max_size=N_VARIABLES))
 @example(program=[("if else", (0, "<", ("imm", 1)), [], [])], values=[0, 0, 0, 0])
 def test_blocks_do_what_the_program_says(way, program, values):
     kernel = build(emit_program, program)
@@ -484,7 +494,8 @@ def test_call_keeps_registers(way):
     else:
         code, _ = kshipra.place_code([kshipra.encode(callee, *way)])
         target = code.addresses[0]
-    run(caller, way, functions=functions, out=out.buffer_info()[0], callee=target, args=inner.buffer_info()[0])
+    run(caller, way, functions=functions, out=out.buffer_info()[0], callee=target,
+        args=inner.buffer_info()[0])
     assert list(out[:3]) == [103, 100, sum((100 + i) * (i + 1) for i in range(8))]
 
 
@@ -506,7 +517,8 @@ def test_wrong_kinds_are_refused_where_they_are_written(emit, message):
     (lambda k, x, v: v << 32, ValueError, "shl_i32 takes constants 0 to 31"),
     (lambda k, x, v: k.sar_i16(v, -1), ValueError, "sar_i16 takes constants 0 to 15"),
     (lambda k, x, v: k.extract_i32(v, 8), ValueError, "extract_i32 takes constants 0 to 7"),
-    (lambda k, x, v: k.shuffle_i32(v, (0, 1, 2, 4)), ValueError, "shuffle_i32 takes constants 0 to 3"),
+    (lambda k, x, v: k.shuffle_i32(v, (0, 1, 2, 4)), ValueError,
+     "shuffle_i32 takes constants 0 to 3"),
     (lambda k, x, v: k.add_i32(v, v, to=x), TypeError, "add_i32 sets a VecReg"),
     (lambda k, x, v: k.add(x, x, to=v), TypeError, "add sets a IntReg"),
     (lambda k, x, v: k.dot4_us(x, v, v), TypeError, "dot4_us sets a VecReg"),
@@ -618,7 +630,8 @@ RECORDED = [
     ("r/m first",
      ("vvv", "vextracti128", 9, 0, 2, 1), "vextracti128 xmm2, ymm9, 1", "c4 63 7d 39 ca 01"),
     ("a register in the constant",
-     ("vvv", "vpblendvb", 1, 2, 3, 0xC0), "vpblendvb ymm1, ymm2, ymm3, ymm12", "c4 e3 6d 4c cb c0"),
+     ("vvv", "vpblendvb", 1, 2, 3, 0xC0),
+     "vpblendvb ymm1, ymm2, ymm3, ymm12", "c4 e3 6d 4c cb c0"),
     ("memory, no displacement",
      ("vvm", "vaddps", 1, 2, 6, 0), "vaddps ymm1, ymm2, [rsi]", "c5 ec 58 0e"),
     ("memory, one byte",
@@ -634,7 +647,8 @@ RECORDED = [
     ("base r12 likewise",
      ("vvm", "vaddps", 9, 2, 12, 0), "vaddps ymm9, ymm2, [r12]", "c4 41 6c 58 0c 24"),
     ("a constant after the displacement",
-     ("vvm", "vinserti128", 1, 2, 6, 16, 1), "vinserti128 ymm1, ymm2, [rsi + 16], 1", "c4 e3 6d 38 4e 10 01"),
+     ("vvm", "vinserti128", 1, 2, 6, 16, 1),
+     "vinserti128 ymm1, ymm2, [rsi + 16], 1", "c4 e3 6d 38 4e 10 01"),
     ("a store, reg is the source",
      ("vvm", "vmovdqu.m", 9, 0, 6, 16), "vmovdqu [rsi + 16], ymm9", "c5 7e 7f 4e 10"),
     ("a store under a mask",
@@ -646,11 +660,14 @@ RECORDED = [
     ("EVEX, registers from 8 on",
      ("evex_dot", 9, 10, 11), "vpdpbusd ymm9, ymm10, ymm11", "62 52 2d 28 50 cb"),
     ("EVEX, broadcast",
-     ("evex_dot_broadcast", 1, 2, 6, 0), "vpdpbusd ymm1, ymm2, dword ptr [rsi]{1to8}", "62 f2 6d 38 50 0e"),
+     ("evex_dot_broadcast", 1, 2, 6, 0),
+     "vpdpbusd ymm1, ymm2, dword ptr [rsi]{1to8}", "62 f2 6d 38 50 0e"),
     ("EVEX, displacement in units of 4",
-     ("evex_dot_broadcast", 9, 10, 8, 508), "vpdpbusd ymm9, ymm10, dword ptr [r8 + 508]{1to8}", "62 52 2d 38 50 48 7f"),
+     ("evex_dot_broadcast", 9, 10, 8, 508),
+     "vpdpbusd ymm9, ymm10, dword ptr [r8 + 508]{1to8}", "62 52 2d 38 50 48 7f"),
     ("EVEX, displacement of no whole unit",
-     ("evex_dot_broadcast", 1, 2, 6, 2), "vpdpbusd ymm1, ymm2, dword ptr [rsi + 2]{1to8}", "62 f2 6d 38 50 8e 02 00 00 00"),
+     ("evex_dot_broadcast", 1, 2, 6, 2),
+     "vpdpbusd ymm1, ymm2, dword ptr [rsi + 2]{1to8}", "62 f2 6d 38 50 8e 02 00 00 00"),
     ("VEX form of the dot product",
      ("vvv", "vpdpbusd", 1, 2, 3), "{vex} vpdpbusd ymm1, ymm2, ymm3", "c4 e2 6d 50 cb"),
     ("REX.W",
@@ -692,7 +709,8 @@ def emitted(emitter, *operands):
     return asm, bytes(asm.code)
 
 
-@pytest.mark.parametrize("call, text, want", [row[1:] for row in RECORDED], ids=[row[0] for row in RECORDED])
+@pytest.mark.parametrize("call, text, want", [row[1:] for row in RECORDED],
+                         ids=[row[0] for row in RECORDED])
 def test_encoding(call, text, want):
     emitter, *operands = call
     asm, data = emitted(emitter, *operands)
@@ -702,11 +720,13 @@ def test_encoding(call, text, want):
 
 def instructions_of(kernel, isa, abi):
     """Return (assembly, bytes) of each instruction in a kernel's listing."""
-    lines = re.findall(r"^[0-9a-f]{4}  ([0-9a-f ]{2,}?)  +(\S.*)$", kshipra.listing(kernel, isa, abi), re.M)
+    lines = re.findall(r"^[0-9a-f]{4}  ([0-9a-f ]{2,}?)  +(\S.*)$",
+                       kshipra.listing(kernel, isa, abi), re.M)
     return [(text, data) for data, text in lines]
 
 
-@pytest.mark.skipif(not shutil.which("as") or not shutil.which("objcopy") or sys.platform != "linux"
+@pytest.mark.skipif(not shutil.which("as") or not shutil.which("objcopy")
+                    or sys.platform != "linux"
                     or kshipra._MACHINE != "x86-64", reason="needs GNU as for x86-64")
 def test_listings_are_what_gnu_as_makes_of_them(tmp_path):
     """Each operation's listing, assembled again, gives the bytes that it shows."""
@@ -717,13 +737,15 @@ def test_listings_are_what_gnu_as_makes_of_them(tmp_path):
                 kernel = build(emit_one, name, constants, None, True, 1000)
                 for text, data in instructions_of(kernel, isa, "win64"):
                     # as has a shorter form for shifts by 1, and for moves from registers 8 to 15
-                    if not re.match(r"sh[lr] \w+, 1$|sar \w+, 1$|vmovaps ymm[0-7], ymm([89]|1\d)$", text):
+                    if not re.match(r"sh[lr] \w+, 1$|sar \w+, 1$|"
+                                    r"vmovaps ymm[0-7], ymm([89]|1\d)$", text):
                         source.append(text)
                         want.append(bytes.fromhex(data))
     unique = dict(zip(source[1:], want))
     (tmp_path / "a.s").write_text("\n".join(source[:1] + list(unique)) + "\n")
     subprocess.run(["as", "-o", tmp_path / "a.o", tmp_path / "a.s"], check=True)
-    subprocess.run(["objcopy", "-O", "binary", "-j", ".text", tmp_path / "a.o", tmp_path / "a.bin"], check=True)
+    subprocess.run(["objcopy", "-O", "binary", "-j", ".text", tmp_path / "a.o",
+                    tmp_path / "a.bin"], check=True)
     assert (tmp_path / "a.bin").read_bytes() == b"".join(unique.values())
 
 
@@ -745,13 +767,14 @@ def test_listing_shows_operations_labels_and_constants():
 
 
 def test_the_example_in_the_text_is_exact():
-    """The kernel in the opener of chapter 10: its instructions, their bytes and assembly, and its run."""
+    """The kernel in the opener of chapter 10: instructions, bytes and assembly, and its run."""
     with open(kshipra.__file__, encoding="utf-8") as f:
         opener = re.search(r"^# 10\. .*?^class ", f.read(), re.M | re.S)[0]
     blocks = [re.sub("^#     ", "", block, flags=re.M)
               for block in re.findall(r"(?:^#     .*\n)+", opener, re.M)]
     source, table, run_source = [
-        block for block in blocks if block.startswith(("def emit_double", "('load_i64'", "x = array"))]
+        block for block in blocks
+        if block.startswith(("def emit_double", "('load_i64'", "x = array"))]
     names = dict(vars(kshipra))
     exec(source, names)
     kernel = names["kernel"] = build(names["emit_double"])
@@ -801,23 +824,29 @@ def test_calling_convention(calls, abi, kept, kept_vectors):
     popped = [text[4:] for text in texts if text.startswith("pop")]
     assert sorted(pushed) == sorted(kept.split()) and popped == pushed[::-1]
     for v in kept_vectors:
-        (save,) = [i for i, text in enumerate(texts) if re.fullmatch(rf"vmovdqu \[rsp.*\], xmm{v}", text)]
-        (restore,) = [i for i, text in enumerate(texts) if re.fullmatch(rf"vmovdqu xmm{v}, \[rsp.*\]", text)]
+        (save,) = [i for i, text in enumerate(texts)
+                   if re.fullmatch(rf"vmovdqu \[rsp.*\], xmm{v}", text)]
+        (restore,) = [i for i, text in enumerate(texts)
+                      if re.fullmatch(rf"vmovdqu xmm{v}, \[rsp.*\]", text)]
         uses = [i for i, text in enumerate(texts) if re.search(rf"ymm{v}\b", text)]
         assert save < min(uses) and max(uses) < restore
-        assert texts[save].split("[")[1].split("]")[0] == texts[restore].split("[")[1].split("]")[0]
+        place, again = (texts[i].split("[")[1].split("]")[0] for i in (save, restore))
+        assert place == again
     moved = sum(int(text.split(", ")[1]) for text in texts if re.match(r"(add|sub) rsp", text)
                 for text in [text.replace("sub rsp, ", "sub rsp, -")])
     assert moved == 0
-    zeroed = texts.index("vzeroupper") if not calls else len(texts) - 1 - texts[::-1].index("vzeroupper")
+    zeroed = texts.index("vzeroupper") if not calls else (
+        len(texts) - 1 - texts[::-1].index("vzeroupper"))
     assert not any("ymm" in text for text in texts[zeroed:]) and texts[-1] == "ret"
     if calls:
         (at,) = [i for i, text in enumerate(texts) if text == "call rax"]
-        frame = sum(abs(int(text.split(", ")[1])) for text in texts[:at] if re.match(r"(add|sub) rsp", text))
+        frame = sum(abs(int(text.split(", ")[1])) for text in texts[:at]
+                    if re.match(r"(add|sub) rsp", text))
         assert (8 + 8 * len(pushed) + frame) % 16 == 0
         assert texts[at - 1] == "vzeroupper"
         if abi == "win64":
-            slots = [int(text.split("+ ")[1].split("]")[0]) for text in texts if text.startswith("mov [rsp")]
+            slots = [int(text.split("+ ")[1].split("]")[0]) for text in texts
+                     if text.startswith("mov [rsp")]
             assert min(slots) >= 32, "the callee owns 32 bytes above the return address"
 
 
@@ -871,7 +900,8 @@ def placed_with_fakes(monkeypatch, platform, machine):
     def fake(library, name, *types):
         def function(*args):
             calls.append((name, *args))
-            return ctypes.addressof(page) if name in ("mmap", "VirtualAlloc") else int(name == "VirtualProtect")
+            return (ctypes.addressof(page) if name in ("mmap", "VirtualAlloc")
+                    else int(name == "VirtualProtect"))
         return function
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(kshipra, "_MACHINE", machine)
@@ -896,7 +926,8 @@ def test_windows_memory_is_protected_then_flushed_then_freed(monkeypatch):
 def test_apple_silicon_memory_is_written_unprotected_and_flushed(monkeypatch):
     calls = placed_with_fakes(monkeypatch, "darwin", "arm64")
     assert [call[0] for call in calls] == ["mmap", "pthread_jit_write_protect_np",
-                                           "pthread_jit_write_protect_np", "sys_icache_invalidate", "munmap"]
+                                           "pthread_jit_write_protect_np",
+                                           "sys_icache_invalidate", "munmap"]
     assert calls[0][3] == 7 and calls[0][4] & 0x800 and calls[1][1] == 0 and calls[2][1] == 1
 
 
@@ -934,7 +965,7 @@ VEX_VNNI_LEAVES = {**AVX2_LEAVES, (7, 1): (0x10, 0, 0, 0)}
     ({**AVX512_LEAVES, (7, 0): (0, 0x00010020, 0x800, 0)}, 0xE7, ["avx2"]),   # no AVX512VL
     ({**AVX512_LEAVES, (7, 0): (0, 0x80010020, 0, 0)}, 0xE7, ["avx2"]),       # no AVX512_VNNI
     (VEX_VNNI_LEAVES, 0x07, ["avxvnni", "avx2"]),
-    ({**VEX_VNNI_LEAVES, (7, 0): (0, 0x20, 0, 0)}, 0x07, ["avx2"]),        # leaf 7.1 does not exist
+    ({**VEX_VNNI_LEAVES, (7, 0): (0, 0x20, 0, 0)}, 0x07, ["avx2"]),    # leaf 7.1 does not exist
     (AVX2_LEAVES, 0x03, []),                                               # no upper halves saved
     (AVX2_LEAVES, 0x01, []),
     ({**AVX2_LEAVES, (1, 0): (0, 0, 0x30000000, 0)}, None, []),            # OSXSAVE off: no xgetbv
@@ -949,7 +980,8 @@ def test_instruction_sets_of_fake_processors(leaves, xcr0, want):
     assert kshipra.features_x86(lambda leaf, subleaf: leaves[leaf, subleaf], read_xcr0) == want
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/cpuinfo") or kshipra._MACHINE != "x86-64", reason="x86 Linux")
+@pytest.mark.skipif(not os.path.exists("/proc/cpuinfo") or kshipra._MACHINE != "x86-64",
+                    reason="x86 Linux")
 def test_processor_agrees_with_the_system():
     flags = re.search(r"^flags\s*:(.*)$", open("/proc/cpuinfo").read(), re.M).group(1).split()
     assert ("avx2" in ISAS) == ("avx2" in flags and "f16c" in flags)
@@ -961,7 +993,8 @@ def test_isa_can_be_forced_down_and_not_up(monkeypatch):
     assert kshipra.choose_isa({}) == ("vnni", None)
     assert kshipra.choose_isa({"KSHIPRA_ISA": "avx2"}) == ("avx2", None)
     assert kshipra.choose_isa({"KSHIPRA_ISA": "python"}) == (None, "KSHIPRA_ISA=python")
-    with pytest.raises(kshipra.KshipraError, match="KSHIPRA_ISA='neon': this machine offers vnni, avx2 and python"):
+    with pytest.raises(kshipra.KshipraError, match="KSHIPRA_ISA='neon': this machine offers "
+                                                   "vnni, avx2 and python"):
         kshipra.choose_isa({"KSHIPRA_ISA": "neon"})
     monkeypatch.setattr(kshipra, "host_instruction_sets", lambda: (["avxvnni", "avx2"], None))
     assert kshipra.choose_isa({"KSHIPRA_ISA": "vnni"}) == ("avxvnni", None)
@@ -976,5 +1009,6 @@ def test_foreign_functions_get_their_types_in_one_place():
     section = source[source.index("\n# 13. Executable"):source.index("\n# 14. Matrix")]
     for line in section.splitlines():
         if re.search(r"(CDLL|WinDLL)\(", line):
-            assert "_foreign(" in line or re.match(r" +(libc|dll) = ", line) or "CDLL(\"libgcc_s" in line, line
+            assert "_foreign(" in line or re.match(r" +(libc|dll) = ", line) \
+                or "CDLL(\"libgcc_s" in line, line
         assert not re.search(r"\b(libc|dll)\.\w", line), line

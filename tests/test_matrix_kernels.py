@@ -153,7 +153,8 @@ def test_quantize_equals_its_reference(run, n_rows, n_blocks, group):
             block = codes[32 * b:32 * b + 32]
             low, high = sum(block[:16]), sum(block[16:])
             f = kshipra.f32
-            wanted = struct.pack("<32bff3i2fi", *block, scale, f(scale * (low + high)), -low, -high,
+            wanted = struct.pack("<32bff3i2fi", *block, scale, f(scale * (low + high)), -low,
+                                 -high,
                                  -low - high, f(scale * low), f(scale * high), 0)
             first = r // group * group
             record = found[64 * (first * len(scales) + b * min(group, n_rows - first)

@@ -10,7 +10,7 @@ import random
 from array import array
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kshipra
@@ -69,12 +69,14 @@ def test_small_models_against_transformers(models, name, device):
     check_against_oracle(models / name, "model.gguf", device)
 
 
+@pytest.mark.deep(device="python")
 @pytest.mark.parametrize("name, file", [(n, f) for n, fs in LLAMA_AND_GPT2.items() for f in fs])
 def test_llama_and_gpt2_against_transformers(shared, name, file, device):
     names = ("text", "short", "long") if file in ("model.gguf", "hf") else ("short",)
     check_against_oracle(shared / "fixtures" / "models" / name, file, device, names)
 
 
+@pytest.mark.deep(device="python")
 @pytest.mark.parametrize("name, file", [(n, f) for n, fs in MORE_FAMILIES.items() for f in fs])
 def test_more_families_against_transformers(shared, name, file, device):
     check_against_oracle(shared / "fixtures" / "models" / name, file, device, ("long",))
@@ -85,6 +87,7 @@ QUANTIZED = [("llama", name) for name in (
     "Q8_0")] + [("qwen3", name) for name in ("Q3_K_M", "Q4_1", "Q4_K_M", "Q8_0")]
 
 
+@pytest.mark.deep(device="python")
 @pytest.mark.parametrize("base, name", QUANTIZED)
 def test_int8_activations_stay_near_float_ones(shared, base, name, device, capsys):
     """rms <= 0.2 and max <= 1.0, the bounds of the fixtures, at logits of deviation 3."""
@@ -178,6 +181,7 @@ def idle(model):
         range(model.cache.n_pages))
 
 
+@pytest.mark.deep(device="python")
 @pytest.mark.parametrize("page_size, kv_type", [
     (None, "f16"), (None, "f32"), (None, "q8_0"), (8, "f16"), (8, "q8_0"), (16, "f32"),
     (64, "f32"), (64, "q8_0"), (128, "f16")])
@@ -325,7 +329,7 @@ def test_sequences_in_one_step_are_independent(road, order):
     assert idle(model)
 
 
-@settings(max_examples=12)
+@tiny.examples(5)
 @given(data=st.data())
 def test_any_schedule_gives_the_same_bits(road, data):
     """Steps of random rows of three sequences, forked and trimmed at random."""

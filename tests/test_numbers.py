@@ -4,10 +4,11 @@ import struct
 from array import array
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kshipra
+import tiny
 from kshipra import FORMAT_BY_ID, FORMATS, KshipraError
 
 BLOCK_FORMATS = [f for f in FORMATS.values() if f.sub_len]
@@ -137,7 +138,7 @@ BIAS = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 128, "Q3_K": 4, "Q6_K": 32}
 
 
 @pytest.mark.parametrize("format", BLOCK_FORMATS, ids=lambda f: f.name)
-@settings(max_examples=25, deadline=None)
+@tiny.examples(10)
 @given(data=st.data())
 def test_unpack_reads_every_bit_and_decode_agrees(format, data):
     """For any bytes in 0 to 3 blocks: the codes of the drawings, and weight = s * code + m."""
@@ -182,7 +183,6 @@ FLOATS = st.floats(width=32, min_value=-1000, max_value=1000)
 
 
 @pytest.mark.parametrize("name", STEPS)
-@settings(deadline=None)
 @given(block=st.lists(FLOATS, min_size=32, max_size=32))
 def test_decode_of_encode_is_within_a_step(name, block):
     span = max(block) - min(block) if name.endswith("1") else 2 * max(map(abs, block))

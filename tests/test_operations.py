@@ -1,4 +1,4 @@
-"""Chapter 4, Operations: each step against a formula in double, and each road against the naive one."""
+"""Chapter 4, Operations: each step against a formula in double, each road against the naive."""
 import math
 import random
 import struct
@@ -6,10 +6,11 @@ from array import array
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kshipra
+import tiny
 from kshipra import FORMATS, KshipraError, Tensor, f32
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -225,7 +226,7 @@ def test_rope_table_is_the_same_however_it_grows():
 
 # Matmul: three roads and the formula.
 
-@settings(max_examples=15)
+@tiny.examples(6)
 @pytest.mark.parametrize("name", QUANTIZED)
 @given(n_out=st.sampled_from([1, 2, 7, 63, 64, 65, 130]), blocks=st.integers(1, 2),
        n_rows=st.integers(1, 3), seed=st.integers(0, 2 ** 20))
@@ -244,7 +245,7 @@ def test_quantized_matmul_is_the_same_on_every_road(name, n_out, blocks, n_rows,
         assert kshipra.Reference(kind).matmul(w, x) == naive
 
 
-@settings(max_examples=20)
+@tiny.examples(8)
 @pytest.mark.parametrize("name", FLOATS)
 @given(n_out=st.integers(1, 20), n_in=st.integers(1, 40), seed=st.integers(0, 2 ** 20))
 def test_float_matmul_is_the_same_on_every_road(name, n_out, n_in, seed):
@@ -338,7 +339,7 @@ def cut(keys, values, dim, first=0):
         at = stop
 
 
-@settings(max_examples=40)
+@tiny.examples(15)
 @given(n=st.sampled_from([1, 2, 8, 63, 64, 65, 130]), first=st.sampled_from([0, 1, 7, 60, 64]),
        dim=st.sampled_from([1, 4, 8, 12]), spread=st.sampled_from([0.0, 0.3, 3.0]),
        cap=st.sampled_from([0.0, 5.0]), sink=st.sampled_from([None, -3.0, 8.0]),

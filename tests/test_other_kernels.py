@@ -1,4 +1,4 @@
-"""Chapters 15 and 16: every kernel against the operation of chapter 4 that it must equal, with ==."""
+"""Chapters 15 and 16: every kernel equals its operation of chapter 4, with ==."""
 import math
 import os
 import random
@@ -7,10 +7,11 @@ import sys
 from array import array
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 import kshipra  # noqa: E402
+import tiny  # noqa: E402
 
 OPS = kshipra.Reference()
 
@@ -100,7 +101,7 @@ def same(x, y):
 
 ways = pytest.mark.parametrize("run", WAYS, ids=lambda run: run.__name__)
 RANDOMS = st.integers(0, 2**32).map(random.Random)
-few = settings(max_examples=25, deadline=None)
+few = tiny.examples(8)
 LENGTHS = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 100]))
 
 
@@ -395,7 +396,7 @@ LENGTHS_BEFORE = st.sampled_from([0, 1, 5, 7, 8, 31, 62, 63, 64, 70, 127, 130])
        n_new=st.lists(st.integers(1, 3), min_size=3, max_size=3),
        window=st.sampled_from([0, 1, 5, 8, 70]), cap=st.sampled_from([0.0, 50.0, 0.5]),
        sinks=st.booleans(), rows=st.integers(1, 8), rng=RANDOMS)
-@settings(max_examples=12, deadline=None)
+@tiny.examples(5)
 def test_attention(run, kv_type, data, n_kv_heads, group, page_size, lengths, n_new, window,
                    cap, sinks, rows, rng):
     """Rows of several sequences, chunk borders, pages, windows, softcaps, sinks, all units."""
@@ -411,7 +412,7 @@ def test_attention(run, kv_type, data, n_kv_heads, group, page_size, lengths, n_
        lengths=st.lists(LENGTHS_BEFORE, min_size=1, max_size=2), parts=st.integers(1, 4),
        window=st.sampled_from([0, 1, 8, 70]), cap=st.sampled_from([0.0, 0.5]),
        sinks=st.booleans(), rng=RANDOMS)
-@settings(max_examples=8, deadline=None)
+@tiny.examples(4)
 def test_attention_in_parts(run, kv_type, data, group, page_size, lengths, parts, window, cap,
                             sinks, rng):
     """More parts than chunks, too: the others find nothing to do."""

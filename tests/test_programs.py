@@ -1,4 +1,4 @@
-"""Chapters 17 to 19: recorded programs and threads give the bits of the reference, whatever the road."""
+"""Chapters 17 to 19: recorded programs and threads give the bits of the reference."""
 import gc
 import itertools
 import json
@@ -10,7 +10,7 @@ import threading
 from array import array
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, given, strategies as st
 
 import kshipra
 import tiny
@@ -22,7 +22,8 @@ QUANT = ("Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K_M Q4_K_M Q4_K_S Q5_K_M Q6_K").split
 
 def engine(checkpoint=None, n_threads=1, **options):
     checkpoint = checkpoint or kshipra.open_checkpoint(None)
-    return kshipra.Engine(checkpoint, kshipra.Native(kshipra.choose_isa(os.environ)[0], n_threads), **options)
+    ops = kshipra.Native(kshipra.choose_isa(os.environ)[0], n_threads)
+    return kshipra.Engine(checkpoint, ops, **options)
 
 
 def reference(checkpoint=None, **options):
@@ -68,7 +69,7 @@ def test_attention_may_be_divided_by_position(monkeypatch, truth, n_threads):
     assert any(emit is kshipra.emit_attention_merge for emit, _ in e.ops.kernels)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@tiny.examples(6, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_pieces_of_a_prompt_do_not_matter(truth, data):
     pieces, left = [], len(IDS)
@@ -93,7 +94,7 @@ def test_page_sizes_do_not_matter(truth, page_size):
     assert run(engine(page_size=page_size), IDS, [1, 63, 1, 1, 7, 64, 14]) == truth
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@tiny.examples(4, suppress_health_check=list(HealthCheck))
 @given(n=st.integers(1, 17), seed=st.integers(0, 99))
 def test_rows_of_many_sequences_mix_freely(n, seed):
     """n sequences of different lengths, stepped together, equal each one alone."""
@@ -192,7 +193,8 @@ def test_quantized_models_equal_the_reference(shared, base, name):
 
 
 @pytest.mark.parametrize("path", [
-    "gpt2/model.gguf", "gpt2/hf", "llama-gqa-rope3/model-f16.gguf", "llama-gqa-rope3/model-bf16.gguf",
+    "gpt2/model.gguf", "gpt2/hf", "llama-gqa-rope3/model-f16.gguf",
+    "llama-gqa-rope3/model-bf16.gguf",
     "llama-gqa-rope3/hf", "llama-tied/model.gguf", "llama-yarn/hf", "qwen2/model.gguf",
     "qwen3/hf", "gemma/model.gguf", "gemma2/model.gguf", "gemma3/hf"])
 def test_float_models_equal_the_reference(shared, path):
@@ -248,7 +250,7 @@ def test_a_wrong_kernel_is_found_and_the_reference_goes_on(monkeypatch, capsys, 
     assert message.count("\n") == 1 and "add" in message and "plain Python" in message
 
 
-@settings(max_examples=20, deadline=None)
+@tiny.examples(8)
 @given(n=st.sampled_from([1, 7, 8, 9, 100, 4095, 4096, 5001]), k=st.integers(1, 300),
        seed=st.integers(0, 99), ties=st.booleans())
 def test_long_rows_are_searched_as_the_reference_does(n, k, seed, ties):
@@ -274,7 +276,7 @@ def test_what_does_not_fit_the_scratch_memory_is_not_run_natively():
 
 @pytest.mark.parametrize("ctx_size", [2, 16, 53])
 def test_a_context_shorter_than_the_trials_is_no_danger(tmp_path, ctx_size):
-    """The trial of attention is at positions 61 to 65; no table of this model has room for them."""
+    """The trial of attention is at positions 61 to 65; this model's tables have no room."""
     path = tiny.write(tmp_path / "m.gguf", head_dim=256)
     ids = [3] * ctx_size
     got = run(engine(kshipra.open_checkpoint(path), ctx_size=ctx_size), ids)

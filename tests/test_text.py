@@ -12,10 +12,11 @@ import unicodedata
 from array import array
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kshipra
+import tiny
 from kshipra import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, KshipraError
 
 VOCABULARIES = ["gpt-2", "llama-bpe", "qwen2", "llama-spm", "falcon", "phi-3", "deepseek-coder"]
@@ -145,7 +146,8 @@ def test_words_are_cut_before_spaces_that_no_token_reaches_across(texts):
     raw = [text.encode("utf-8", "surrogateescape") for text in texts]
     data = b"".join(len(text).to_bytes(8, "little") + text for text in raw)
     ends = array("Q", itertools.accumulate([8 + len(text) for text in raw], initial=0))
-    found = [kshipra.SentencePiece(kshipra.Vocabulary(given, [NORMAL] * len(raw)), None, "never").cuts
+    found = [kshipra.SentencePiece(kshipra.Vocabulary(given, [NORMAL] * len(raw)), None,
+                                   "never").cuts
              for given in (texts, raw, kshipra.Strings(memoryview(data), ends))]
     for text in ("a▁a", "é▁a", "▁▁a", "a▁▁", "\0▁"):
         reached = any(text[i:i + 2] in token for token in texts
@@ -643,7 +645,7 @@ def hf_directory(place, root=None, **files):
 
 
 @given(text=TEXT)
-@settings(max_examples=30)
+@tiny.examples(10)
 def test_hf_directory_equals_gguf(hf_tokenizer, text):
     special = [("<|im_end|>", CONTROL), ("<tool>", USER_DEFINED)]
     gguf = kshipra.tokenizer_from_gguf(byte_level(special, MERGES))

@@ -3,6 +3,7 @@
 The tensors' names are written out here, not taken from kshipra's tables.
 """
 import math
+import os
 import random
 from array import array
 
@@ -87,7 +88,7 @@ def tensors(arch="llama", seed=1, format="F32", hidden=32, n_layers=2, n_heads=4
 
 def metadata(arch="llama", hidden=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, ffn=64,
              n_ctx=256, window=0, add_bos=True, n_experts=4, n_used=2, **more):
-    """Return the metadata of a GGUF; `more`: keys of the architecture, dots as double underscores."""
+    """Return the metadata of a GGUF; more: keys of the architecture, with __ for a dot."""
     if arch == "gpt2":
         n_kv_heads, head_dim = n_heads, hidden // n_heads
     own = {"block_count": n_layers, "embedding_length": hidden, "feed_forward_length": ffn,
@@ -125,6 +126,12 @@ def write(path, arch="llama", change=None, **options):
         change(numbers, weights)
     kshipra.write_gguf(str(path), numbers, list(weights.values()))
     return str(path)
+
+
+def examples(n, **options):
+    """Return hypothesis's settings for n examples of a property, 10 n in a deep run."""
+    from hypothesis import settings         # here: arm64_check.py uses this module without it
+    return settings(max_examples=10 * n if os.environ.get("KSHIPRA_DEEP") else n, **options)
 
 
 def ids(n, seed=0, n_vocab=256):
