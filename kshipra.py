@@ -605,18 +605,38 @@ _NOT_A_MODEL = {                                            # first bytes: what 
     b"version https://git-lfs": "a Git LFS pointer, not the file that it names; run git lfs pull",
     b"<!doctype html": "a web page; the download gave an error or asked for a login",
     b"<html": "a web page; the download gave an error or asked for a login",
-    b"PK\x03\x04": "a zip archive; if it is PyTorch's, it may run code when read, so take the model "
-                   "as safetensors or GGUF",
+    b"PK\x03\x04": "a zip archive; if it is PyTorch's, it may run code when read, so take the "
+                   "model as safetensors or GGUF",
     b"\x1f\x8b": "compressed by gzip; unpack it first",
     b"\xfd7zXZ": "compressed by xz; unpack it first",
     **dict.fromkeys((b"lmgg", b"fmgg", b"tjgg", b"algg"),
                     "of GGML's time before GGUF; take a newer file, or convert the model again")}
 
 
-def _quote(name):
-    """Return a name from a file as a message may show it: one line, not too long."""
-    text = repr(name)
+def _quote(value):
+    """Return a name from a file, or a parameter, as a message may show it: one line, not long."""
+    try:
+        text = repr(value)
+    except ValueError:                  # an int of more digits than Python prints
+        text = f"a number of {value.bit_length()} bits"
     return text if len(text) <= 100 else text[:80] + "..." + text[-12:]
+
+
+def check_whole(name, value, low, high=math.inf):
+    """Return a parameter as an int, or refuse it by name; numpy's integers are whole numbers."""
+    if isinstance(value, bool) or not hasattr(type(value), "__index__") \
+            or not low <= (n := operator.index(value)) <= high:
+        wanted = f"from {low} up" if high == math.inf else f"of {low} to {high}"
+        raise KshipraError(f"{name} is {_quote(value)}; a whole number {wanted} is needed")
+    return n
+
+
+def check_path(path):
+    """Return a path as a str, or refuse what is none."""
+    try:
+        return os.fsdecode(path)
+    except TypeError:
+        raise KshipraError(f"path is {_quote(path)}; a str or os.PathLike is needed") from None
 
 
 def _shown(name):
@@ -627,8 +647,8 @@ def _shown(name):
 def _is_file(path):
     """Return whether path is a file.  A link to nothing, as a hub's cache leaves, is refused."""
     if os.path.islink(path) and not os.path.exists(path):
-        raise KshipraError(f"the link points to nothing, {_quote(os.readlink(path))}; the download "
-                           "is not complete, so fetch the model again", path)
+        raise KshipraError(f"the link points to nothing, {_quote(os.readlink(path))}; the "
+                           "download is not complete, so fetch the model again", path)
     return os.path.isfile(path)
 
 
@@ -1024,9 +1044,9 @@ def _gguf_tensors(cursor, infos, alignment):
 
 def _gguf_alignment(metadata, path):
     alignment = metadata.get("general.alignment", _GGUF_ALIGNMENT)
-    if type(alignment) is not int or alignment < 8 or alignment & (alignment - 1):
-        raise KshipraError(f"general.alignment is {_quote(alignment)}, against a power of two, "
-                           "8 or more", path)
+    if type(alignment) is not int or not 8 <= alignment <= 1 << 24 or alignment & alignment - 1:
+        raise KshipraError(f"general.alignment is {_quote(alignment)}, against a power of two of "
+                           f"8 to {1 << 24}", path)
     return alignment
 
 
@@ -1049,7 +1069,7 @@ class GGUF:
     """
 
     def __init__(self, path, data=None):
-        self.path = os.fspath(path)
+        self.path = check_path(path)
         view = _map_file(self.path) if data is None else memoryview(data)
         self.version, self.metadata, self.tensors = _read_gguf(self.path, view)
         n_parts = self.metadata.get("split.count", 1)
@@ -1063,7 +1083,7 @@ class GGUF:
         if kind not in (None, "model"):
             what = {"adapter": "a LoRA adapter, which changes a model", "imatrix": "an importance "
                     "matrix, which helps to quantize a model", "mmproj": "a projector of images "
-                    "or sound, which goes with a model"}.get(kind) if isinstance(kind, str) else None
+                    "or sound, which goes with a model"}.get(str(kind))
             raise KshipraError(f"general.type is {_quote(kind)}: this is "
                                f"{what or 'not a model'}; give the file of the model itself",
                                self.path)
@@ -1151,7 +1171,7 @@ class Safetensors:
     """A safetensors file: metadata ({str: str}) and tensors ({name: Tensor})."""
 
     def __init__(self, path):
-        self.path = os.fspath(path)
+        self.path = check_path(path)
         view = _map_file(self.path)
         cursor = _Cursor(view, self.path)
         (header_bytes,) = cursor.numbers("Q", "the header length")
@@ -1212,7 +1232,7 @@ class HFDirectory:
     """
 
     def __init__(self, path):
-        self.path = os.fspath(path)
+        self.path = check_path(path)
         self.config = self._object("config.json")
         generation = "generation_config.json"
         self.generation_config = self._object(generation) if self._has(generation) else {}
@@ -1284,14 +1304,27 @@ class HFDirectory:
 # memory, (name, format, shape, pieces): an iterable of bytes-like pieces, read when its turn
 # comes.  A file is written beside its place and moved there whole, or not at all.
 
-def _entries(tensors):
+def _entries(metadata, tensors):
     """Return [(name, format, shape, pieces)], checked for what any file format needs."""
+    if not isinstance(metadata, dict):
+        raise KshipraError(f"metadata is {_quote(metadata)}; a dict is needed")
     entries, names = [], set()
     for item in tensors.values() if isinstance(tensors, dict) else tensors:
         if isinstance(item, Tensor):
             pieces = [item.data if item.contiguous else item.format.encode(item.floats())]
             item = item.name, item.format, item.shape, pieces
+        if not isinstance(item, (tuple, list)) or len(item) != 4:
+            raise KshipraError(f"{_quote(item)} is no Tensor and no (name, format, shape, pieces)")
         name, format, shape, pieces = item
+        if not isinstance(name, str) or not getattr(format, "block_len", None) \
+                or not isinstance(shape, (tuple, list)) or not hasattr(pieces, "__iter__"):
+            raise KshipraError(f"{_quote(item)} is no str, one of FORMATS, tuple and iterable")
+        _gguf_string(name)                      # no lone surrogates: no format has them
+        shape = [check_whole(f"tensor {_quote(name)}: a length in its shape", n, 0)
+                 for n in shape]
+        if format.n_bytes(math.prod(shape)) >= 1 << 63:
+            raise KshipraError(f"tensor {_quote(name)} of shape {_quote(shape)} needs more bytes "
+                               "than a file can have")
         if name in names:
             raise KshipraError(f"tensor {_quote(name)} is to be written twice")
         if shape and shape[-1] % format.block_len:
@@ -1306,7 +1339,11 @@ def _write_pieces(file, name, pieces, n_bytes):
     """Write the bytes of one tensor and check that they are as many as its shape needs."""
     done_bytes = 0
     for piece in pieces:
-        done_bytes += file.write(piece)
+        try:
+            done_bytes += file.write(piece)
+        except TypeError:
+            raise KshipraError(f"tensor {_quote(name)}: a piece is of type "
+                               f"{type(piece).__name__}, against bytes") from None
     if done_bytes != n_bytes:
         raise KshipraError(f"tensor {_quote(name)}: {done_bytes} bytes to write, against "
                            f"{n_bytes} for its shape and format")
@@ -1315,7 +1352,10 @@ def _write_pieces(file, name, pieces, n_bytes):
 @contextlib.contextmanager
 def _whole_file(path):
     """Open a file to write that appears at `path` when complete, and never otherwise."""
-    part = f"{os.fspath(path)}.{os.getpid()}.part"
+    path = check_path(path)
+    part = f"{path}.{os.getpid()}.part"
+    if "\0" in path:
+        raise KshipraError("cannot be written: no name of a file has a null", repr(path))
     try:
         with open(part, "wb") as file:
             yield file
@@ -1330,8 +1370,13 @@ def _whole_file(path):
         raise
 
 
-def _gguf_string(text):
-    raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
+def _gguf_string(text, errors="strict"):
+    """Return a string as GGUF stores it.  errors: "surrogateescape" for what may be no UTF-8"""
+    try:
+        raw = text if isinstance(text, bytes) else text.encode("utf-8", errors)
+    except UnicodeEncodeError:
+        raise KshipraError(f"{_quote(text)} has a lone surrogate, which UTF-8 cannot hold") \
+            from None
     return struct.pack("<Q", len(raw)) + raw
 
 
@@ -1342,44 +1387,57 @@ def _gguf_integer_kind(values):
                                (10, 0, 1 << 64), (11, -1 << 63, 1 << 63)):
         if least <= low and high < limit:
             return kind
-    raise KshipraError(f"metadata integers from {low} to {high} do not fit in 64 bits")
+    raise KshipraError(f"integers from {_quote(low)} to {_quote(high)} do not fit in 64 bits")
 
 
 def _gguf_value(value):
-    """Return (value type, bytes) of a metadata value."""
-    if isinstance(value, bool):
-        return _GGUF_BOOL, struct.pack("<?", value)
-    if isinstance(value, int):
-        kind = _gguf_integer_kind([value])
-        return kind, struct.pack("<" + _GGUF_SCALARS[kind], value)
-    if isinstance(value, float):
-        return 6, struct.pack("<f", value)
-    if isinstance(value, (str, bytes)):
-        return _GGUF_STRING, _gguf_string(value)
+    """Return (value type, bytes) of a metadata value, its numbers Python's or numpy's."""
+    if not isinstance(value, (array, Strings)):
+        value = getattr(value, "tolist", lambda: value)()   # what numpy has becomes Python's
+        if not isinstance(value, (list, tuple)):
+            return _gguf_elements([value])
     kind, body = _gguf_elements(value)
     return _GGUF_ARRAY, struct.pack("<IQ", kind, len(value)) + body
 
 
 def _gguf_elements(values):
-    """Return (value type, bytes) of the elements of an array."""
+    """Return (value type, bytes) of values that are all of one kind."""
+    if len(values) > _MAX_ARRAY:
+        raise KshipraError(f"{len(values)} elements are over {_MAX_ARRAY}, the most that kshipra "
+                           "reads")
     if isinstance(values, array):
-        kind = next(k for k, letter in _GGUF_SCALARS.items() if letter == values.typecode)
-        return kind, values.tobytes()
-    if isinstance(values, Strings):
-        values = values.raw()
-    kinds = {bool if isinstance(v, bool) else str if isinstance(v, (str, bytes)) else type(v)
-             for v in values}
+        for kind, letter in _GGUF_SCALARS.items():
+            if letter == values.typecode:
+                return kind, values.tobytes()
+    values = values.raw() if isinstance(values, Strings) else list(values)
+    kinds = {str if isinstance(v, bytes) else type(v) for v in values}
     if kinds == {str}:
-        return _GGUF_STRING, b"".join([_gguf_string(v) for v in values])
+        return _GGUF_STRING, b"".join([_gguf_string(v, "surrogateescape") for v in values])
     if kinds == {bool}:
         return _GGUF_BOOL, bytes(values)
     if kinds == {int}:
         kind = _gguf_integer_kind(values)
         return kind, struct.pack(f"<{len(values)}{_GGUF_SCALARS[kind]}", *values)
     if kinds <= {int, float}:
-        return 6, struct.pack(f"<{len(values)}f", *values)
-    raise KshipraError("a metadata array is of strings, numbers or bools, one kind only; found "
+        try:
+            return 6, struct.pack(f"<{len(values)}f", *values)
+        except (OverflowError, struct.error):   # of a float, of an int
+            raise KshipraError("a number is too large for f32, as which floats are written") \
+                from None
+    raise KshipraError("strings, numbers or bools are written, and lists of one kind only; found "
                        + ", ".join(sorted(kind.__name__ for kind in kinds)))
+
+
+def _gguf_pair(key, value):
+    """Return the bytes of a metadata pair: key, value type u32, value."""
+    if not isinstance(key, str):
+        raise KshipraError(f"metadata key {_quote(key)} is of type {type(key).__name__}, against "
+                           "str")
+    try:
+        kind, body = _gguf_value(value)
+        return _gguf_string(key) + struct.pack("<I", kind) + body
+    except KshipraError as error:
+        raise KshipraError(f"metadata key {_quote(key)}: {error}") from None
 
 
 def write_gguf(path, metadata: dict, tensors) -> None:
@@ -1389,12 +1447,10 @@ def write_gguf(path, metadata: dict, tensors) -> None:
     written as u32 where it fits, else i32, u64, i64; a float as f32; an array as its type.
     tensors: {name: Tensor} or an iterable of Tensors or (name, format, shape, pieces)
     """
+    entries = _entries(metadata, tensors)
     alignment = _gguf_alignment(metadata, path)
-    entries = _entries(tensors)
     head = [_GGUF_MAGIC, struct.pack("<IQQ", 3, len(entries), len(metadata))]
-    for key, value in metadata.items():
-        kind, body = _gguf_value(value)
-        head += [_gguf_string(key), struct.pack("<I", kind), body]
+    head += [_gguf_pair(key, value) for key, value in metadata.items()]
     offset, sizes = 0, []
     for name, format, shape, _ in entries:
         if format.type_id is None or not 1 <= len(shape) <= _GGUF_MAX_DIMS:
@@ -1414,7 +1470,7 @@ def write_gguf(path, metadata: dict, tensors) -> None:
 
 def write_safetensors(path, metadata: dict, tensors) -> None:
     """Write a safetensors file of F32, F16 and BF16 tensors; metadata: {str: str}."""
-    header, offset, entries = {}, 0, _entries(tensors)
+    header, offset, entries = {}, 0, _entries(metadata, tensors)
     if metadata:
         header["__metadata__"] = {str(key): str(value) for key, value in metadata.items()}
     for name, format, shape, _ in entries:
@@ -2424,7 +2480,7 @@ def tokenizer_of(checkpoint):
 def load_tokenizer(path):
     """Return the Tokenizer of a GGUF file, a vocabulary-only one too, or of an HF directory,
     which a safetensors file in it may stand for."""
-    path = os.fspath(path)
+    path = check_path(path)
     if path.endswith(".safetensors"):
         path = os.path.dirname(path) or "."
     if os.path.isdir(path):
@@ -3381,7 +3437,7 @@ def save_sequence(seq, path, identity):
 
     identity: a str, the same for two models only if they compute the same
     """
-    pool, part = seq.pool, f"{os.fspath(path)}.part"
+    pool, part = seq.pool, f"{check_path(path)}.part"
     header = json.dumps({"model": identity, "kv_type": pool.kv_type, "layers": pool.layers,
                          "tokens": seq.tokens}).encode()
     digest = hashlib.sha256()
@@ -11092,7 +11148,7 @@ def open_checkpoint(path):
     """Return the GGUF or HFDirectory at path; None for the model in this file."""
     if path is None:
         return GGUF("the model in kshipra.py", data=unpack_model(DEMO_MODEL))
-    path = os.fspath(path)
+    path = check_path(path)
     if os.path.isdir(path):
         return HFDirectory(path)
     if not path.endswith(".safetensors"):

@@ -194,6 +194,72 @@ def test_what_cannot_be_written_is_refused(tmp_path):
     assert not os.listdir(tmp_path)
 
 
+class Whole:
+    """A whole number of another library, such as numpy's."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __index__(self):
+        return self.value
+
+    def tolist(self):
+        return self.value
+
+
+ODD_METADATA = [
+    ({"x": 1e300}, "too large for f32"), ({"x": [1.0, 10 ** 400]}, "too large for f32"),
+    ({"x": 10 ** 5000}, "a number of 16610 bits"), ({"x": [-1, 1 << 63]}, "do not fit"),
+    ({"x": "\ud800"}, "'x': '\\ud800' has a lone surrogate"), ({"\udcff": 1}, "lone surrogate"),
+    ({"x": ["a", "\ud800"]}, "lone surrogate"), ({math.nan: 1}, "key nan is of type float"),
+    ({b"x": 1}, "of type bytes, against str"), ({None: 1}, "NoneType"), ({1: 1}, "type int"),
+    ({"x": None}, "'x': strings, numbers or bools are written, and lists of one kind only; "
+                  "found NoneType"), ({"x": object()}, "found object"),
+    ({"x": 1j}, "found complex"),
+    ({"x": {"a": 1}}, "found dict"), ({"x": {1}}, "found set"), ({"x": [[1], [2]]}, "found list"),
+    ({"x": [1, True]}, "found bool, int"), ({"x": [1, "a", 0.5]}, "found float, int, str"),
+    ({"x": iter([1])}, "found list_iterator"),
+    ({"general.alignment": 1 << 40}, "alignment is 1099511627776"),
+    ([("x", 1)], "a dict is needed"),
+    ({"general.alignment": 32.0}, "alignment is 32.0"), (None, "metadata is None")]
+
+
+@pytest.mark.parametrize("metadata, words", ODD_METADATA, ids=[row[1] for row in ODD_METADATA])
+def test_odd_metadata_is_refused_and_leaves_no_file(metadata, words, tmp_path):
+    refuses(lambda: kshipra.write_gguf(tmp_path / "m.gguf", metadata, []), words)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("item, words", [
+    (("a", F32, (-1, 8), []), "shape is -1"), (("a", F32, (2.0,), []), "shape is 2.0"),
+    (("a", F32, ("2",), []), "shape is '2'"), (("a", F32, 8, [bytes(32)]), "is no str, one of"),
+    (("a", F32, (1 << 40, 1 << 40), []), "more bytes than a file can have"),
+    (("\ud800", F32, (2,), [bytes(8)]), "lone surrogate"), ((7, F32, (2,), []), "is no str"),
+    ((b"a", F32, (2,), []), "is no str"), (("a", "F32", (2,), []), "one of FORMATS"),
+    (("a", kshipra.Format("number 99", 99, None, None), (2,), []), "one of FORMATS"),
+    (("a", F32, (2,), None), "iterable"), (("a", F32, (2,), "text"), "of type str, against bytes"),
+    (("a", F32, (2,), [1.0, 2.0]), "of type float, against bytes"),
+    (("a", F32, (2,)), "no Tensor"),
+    (None, "None is no Tensor")], ids=lambda x: x if isinstance(x, str) else "")
+def test_odd_tensors_are_refused_and_leave_no_file(item, words, tmp_path):
+    for write in (kshipra.write_gguf, kshipra.write_safetensors):
+        refuses(lambda: write(tmp_path / "m", {}, [item]), words)
+        for path in ("a\0b", 5, None):
+            refuses(lambda: write(path, {}, []), "null", "path is 5", "path is None")
+    assert not os.listdir(tmp_path)
+
+
+def test_numbers_of_other_libraries_and_odd_arrays_are_written(tmp_path):
+    path = tmp_path / "m.gguf"
+    longs = array("l", [1, -2])
+    kshipra.write_gguf(path, {"x": Whole(7), "y": Whole([1, 2]), "z": Whole(0.5), "l": longs},
+                       [("a", F32, (Whole(2), 1), [bytes(8)])])
+    file = GGUF(path)
+    assert file.metadata["x"] == 7 and list(file.metadata["y"]) == [1, 2]
+    assert file.metadata["z"] == 0.5 and list(file.metadata["l"]) == [1, -2]
+    assert file.tensors["a"].shape == (2, 1)
+
+
 # The malformed files.  What is wrong with these shows only when a model is made of the file: a
 # hyperparameter, a shape against another, a tensor or a tokenizer list that is wanted.
 
