@@ -122,8 +122,9 @@ class KshipraError(ValueError):
 #
 # Plain Python is slow a weight at a time, so all is done by the run: bytes.translate picks
 # a bit field out of every byte at once, slices move runs, one huge integer does an OR.
-# Layouts are little-endian, and this file expects a machine that is too.  Not here: the
-# formats with lookup codebooks (IQ*), ternary ones (TQ*).  Source: ggml, ggml-quants.c.
+# Layouts are little-endian, and this file expects a machine that is too.  The simple formats
+# come first; those whose codes are looked up in a table (IQ*, MXFP4) end the chapter.
+# Source: ggml, ggml-quants.c and ggml-common.h.
 
 
 # f16   | s | eeeee | mmmmmmmmmm |     s sign, e exponent, m fraction
@@ -226,11 +227,13 @@ class _Field:
 
     low, high: runs of the low and the high bits; `place` is where the high bits belong.
     spread: instead of `high`, (at, n): n bytes that hold the fifth bits, one bit a weight.
-    bias: what to take from the unsigned integer.
+    bias: what to take from the unsigned integer, 0 or a power of two: kernels shift by it
+    book: instead, the number that each unsigned integer stands for, in int8
     """
 
-    def __init__(self, low, high=(), place=0, spread=None, bias=0):
+    def __init__(self, low, high=(), place=0, spread=None, bias=0, book=None):
         self.low, self.high, self.place, self.spread, self.bias = low, high, place, spread, bias
+        self.book = book
 
     def read(self, data, block_bytes):
         """Return the integers of every block, in the weights' order, as array('b')."""
@@ -240,6 +243,8 @@ class _Field:
         if self.spread:
             fifths = _gather(data, block_bytes, [(*self.spread, 0, 8)])
             out = _or(out, b"".join([_SPREAD[byte] for byte in fifths]))
+        if self.book:
+            out = out.translate(array("b", self.book).tobytes().ljust(256, b"\0"))
         return array("b", out.translate(_minus(self.bias)) if self.bias else out)
 
 
@@ -249,6 +254,14 @@ def _read_f16(data, block_bytes, at):
     pairs[0::2] = data[at::block_bytes]
     pairs[1::2] = data[at + 1::block_bytes]
     return f16_to_f32(pairs)
+
+
+def _read_e8m0(data, block_bytes, at):
+    """Return half the power of two whose exponent is byte `at` of every block, as in MXFP4.
+
+    E8M0 is the exponent of an f32, here without NaN: byte e stands for 2**(e - 127).
+    """
+    return array("f", [math.ldexp(0.5, e - 127) for e in data[at::block_bytes]])
 
 
 def _each(values, n):
@@ -269,20 +282,28 @@ class Format:
     """One way to keep weights: its measures, and how to read and write it.
 
     sub_len: the weights under one scale, None for the plain floats.
-    d_off, m_off: bytes of a block where the f16 scale and the f16 minimum stand.
-    codes, scales, mins: fields, see _Field; scales and mins only in the k-quants.
+    d_off, m_off: bytes of a block where the scale d and the f16 minimum stand.
+    read_d: how the d of every block is read; an f16, if not told otherwise
+    codes, scales, mins: fields, see _Field.  Without scales, d is that of all sub-blocks, and
+    likewise the minimum; with them, sub-block s has the scale unit * d * scales[s].
     floats: how plain floats are read; write: how an encoder fills blocks.
     supported: whether kshipra reads it; if not, the row serves to list a file's tensors.
     """
 
     def __init__(self, name, type_id, block_len, block_bytes, sub_len=None, d_off=None,
-                 m_off=None, codes=None, scales=None, mins=None, floats=None, write=None):
+                 m_off=None, codes=None, scales=None, mins=None, unit=1.0, read_d=_read_f16,
+                 floats=None, write=None):
         self.name, self.type_id = name, type_id
         self.block_len, self.block_bytes, self.sub_len = block_len, block_bytes, sub_len
         self.d_off, self.m_off = d_off, m_off
-        self.codes, self.scales, self.mins = codes, scales, mins
-        self._floats, self._write = floats, write
+        self.codes, self.scales, self.mins, self.unit = codes, scales, mins, unit
+        self._read_d, self._floats, self._write = read_d, floats, write
         self.supported = bool(floats or codes)
+        if codes:                               # what the kernels of chapter 14 rely on
+            assert sub_len in (16, 32) and block_len % 32 == 0, "one scale of activations for each"
+            assert m_off is None or m_off == d_off + 2, "both f16 are taken from one word"
+            assert not mins or scales and m_off is not None
+            assert not codes.bias & (codes.bias - 1), "a sum is multiplied by a bias by shifting it"
 
     def __repr__(self):
         return f"<Format {self.name}>"
@@ -325,16 +346,17 @@ class Format:
             raise KshipraError(f"{self.name} is not a block format that kshipra reads, so it has "
                                "no codes to unpack")
         codes = self.codes.read(data, self.block_bytes)
-        scales = _read_f16(data, self.block_bytes, self.d_off)
-        mins = _read_f16(data, self.block_bytes, self.m_off) if self.m_off is not None else ()
-        n_subs = self.block_len // self.sub_len
+        scales = _each(self._read_d(data, self.block_bytes, self.d_off),
+                       self.block_len // self.sub_len)
         if self.scales:                         # exact: 11 bits of d times at most 8
             factors = self.scales.read(data, self.block_bytes)
-            scales = array("f", map(mul, factors, _each(scales, n_subs)))
+            scales = map(mul, factors, map(mul, scales, repeat(self.unit)))
+        if self.m_off is None:
+            return codes, array("f", scales), ()
+        mins = _each(_read_f16(data, self.block_bytes, self.m_off), self.block_len // self.sub_len)
         if self.mins:
-            factors = self.mins.read(data, self.block_bytes)
-            mins = array("f", map(mul, factors, _each(map(neg, mins), n_subs)))
-        return codes, scales, mins
+            mins = map(mul, self.mins.read(data, self.block_bytes), map(neg, mins))
+        return codes, array("f", scales), array("f", mins)
 
     def _parts(self, data):
         """Yield `data` as bytes, some thousand blocks at a time: the steps between take more
@@ -552,16 +574,259 @@ FORMATS = {row.name: row for row in (
                         place=4, bias=32),
            scales=_Field([(192, 16, 0, 8)])),
 )}
+# ---- Codebooks and grids.  The number of codes is what a format pays for, so the formats of
+# less than five bits choose which numbers their codes stand for.  A codebook says what number,
+# of the int8 ones, each code of a weight is.  A grid goes further: one index chooses the codes
+# of 4 or 8 weights together, from a list of those patterns that are likely, and without their
+# signs, which stand apart.  So to the rest of this file all is as before: int8 codes, a scale.
+#
+# These blocks are not made of bytes, so here a field is drawn by its bits: bit b of a block is
+# bit b mod 8 of byte b // 8, and an integer's lowest bit comes first.
+#
+#          0      2               18
+# IQ4_NL  |  d   |   qs[16]      |                   as Q4_0, with a codebook; code 8 is 1
+#          0               1               17
+# MXFP4   | 2 ** (e - 127) |   qs[16]     |          e: 8 bits; the codes are twice those of E2M1,
+#          a float of four bits, +- 0 1/2 1 3/2 2 3 4 6, and the scale therefore half of that
+#          0      2     4        8
+# IQ4_XS  |  d   | high | low[4] |  qs[128]  |       8 of 32 like IQ4_NL's; scales of 6 bits,
+#          less 32, in the order of bits: four in low, the upper two in high
+#          0            64     66
+# TQ2_0   |  qs[64]    |  d   |                      2 bits a weight, in columns; code - 1
+#          0            48       52
+# TQ1_0   |  qs[48]    | qh[4] |  d   |              5 weights a byte, see _Trits
+#
+#          0     2
+# IQ2_XXS |  d  | 8 x { 4 indexes of 8 bits, 4 signs of 7, scale of 4 } |
+#          0     2                                        66
+# IQ2_XS  |  d  | 32 x { index of 9 bits, signs of 7 }   | 16 scales of 4 |
+#          0     2                       34            66                74
+# IQ2_S   |  d  | 32 indexes, low 8    | 32 x 8 signs | 32 x 2 high    | 16 scales of 4 |
+#          0     2                       66
+# IQ3_XXS |  d  | 64 indexes of 8 bits | 8 x { 4 signs of 7, scale of 4 } |
+#          0     2                       66            74              106
+# IQ3_S   |  d  | 64 indexes, low 8    | 64 x 1 high  | 32 x 8 signs  | 8 scales of 4 |
+#          0     2                       34
+# IQ1_S   |  d  | 32 indexes, low 8    | 8 x { 4 x 3 high, scale of 3, shift } |
+#          0                       32                             48
+# IQ1_M   | 32 indexes, low 8      | 32 x { 3 high, shift }    | 4 x { 4 scales of 3, 4 of d } |
+#
+# Signs: bit i is set where weight i is negative.  Seven stand for eight: the eighth makes the
+# number of negative weights even.  A scale s means 2 s + 1.  shift: whether 1/8 is added to
+# the weights -1, 0 and 1 of the grid or taken from it; times eight, both are integers.
+
+_IQ4_BOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_E2M1_BOOK = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+# The grids: of all patterns of the values, those of which a bit is set in the packed string;
+# pattern p has the value number p mod n first, then (p // n) mod n, and so on.  The second
+# number is the checksum (CRC-32) of the bits.  name: (weights, values, checksum, bits)
+_GRIDS = {
+    "IQ2_XXS": (8, (8, 25, 43), 1869742668,
+        "by7>J#4rq#!QHEncOM6OfNtjgS9!Mc?a&boq_N~kZa;tJ!>d+kxj+DFC@{nhxM}r-6t&yWy?pq(0YOlzpO=!v_N0pFC"
+        "`vj_PpJ6DLgkP~q?)&ED)yCEG#nD8@Ntf#lv{5duX40bO>_?)ta{Z3Tf3&$;%N>PPc(bCPlNQxV3S`6@7=#KX$+$?sb"
+        "ED0Wi_Xaq2%I~9#vAJ5AE`3vUSwSQR?z+dpS{)CcR{fmL|`Yvb<*BGJGSZ**}Ha6wU_u+t>=3H|EUc5o^C;#S@M(?7l"
+        "H(Xs@aV_@g$Rd{6Ub{|fz0`v("),
+    "IQ2_XS": (8, (8, 25, 43), 2302296685,
+        "T~S-Eg)j&l68evc?uRD!zb1D7TRA*h_1@+j#R9|3Fvhq>t4E`IjNYmg!hMNW1`)ca4%!)(LLp{AE2P-VexqzVlR(wFJ"
+        "SBhy1Uq7Ymv!j^v{XmmywM9Bu#qHS+&Ct$uoSRW+V>XU49pTgV<aHBi%%6Fn5|ZLRwzByoJpF%kV-K{7N+MwUWGFyhp"
+        "s6Zr^&0d0L>^%c}ofMKEsUCXoshWXilv$U$M@#HzYI4!!Ua_>=n1C=7nG;?a$_h29%-8Wb=9wZiv(B-%M&W=`RUqh-W"
+        "B1A^kDh-y$Ko(7}$|4<nzVLxsCs_uKjvxvRvOaWLgr>FxqPyaJp#-H6Rlu%NfVKu!y)d`a#fqAy$iT*@kKG$+#IrS5A"
+        "Aue~V#AI;%yu3)k*@6+i100"),
+    "IQ2_S": (8, (8, 25, 43), 615779209,
+        "ZBku|1|bY<LEkIreJYIa3ike2*|a*l-?A&i{Kdp1YG%uZwOsHrht=HbUNS9FDR>MsYkRC|R&fDRK&z%Hq|KZq%$hAdf"
+        "Ru=<WFaD@ZEHcft-39iuu8M`o-)-$zSb+~Pzct{fIwGU$sr~>5dI}`C_$U{YOCkOh4$>44@+nz%+K^7#V^4EN@h@lTw"
+        "ueOAZqbVA&yVnn5KKRRv&L8Ux&RVkL<q8winguK(oINAt3cYun{b@p>!Z05NyGsKanfocdZXWy5=J?ASDF+5sX?Q$un"
+        "ApL-kF$9g5pXP9R>Nf)W_r?0BDYOW;$>J7R`v8>Q|dooO8NowT&e!Y&t&oPQ#-L-UG*l{sW^=T{xd+0V)_xvbcfP&@~"
+        "~DgSg><U2MX;nQm%^f53Qr+0^rp9wi(B&iquFs&=ddOQ4;8Q3+-R}H_FE8m*F00"),
+    "IQ3_XXS": (4, (4, 12, 20, 28, 36, 44, 52, 62), 1164938298,
+        "O;Irp!Y~XxTd`DS3Pbmb3Gs?_V22+?oe-~J<eB)Krf^l&CO+Stllf(ufJ?TsX@SgYFKk#gTi_5(Xr<w@0m&c23k7(<O"
+        "NwlHZUUHE6tk(XkPM;~73Z$vIQa@1s(}>SmT&aOHTs@nn>BHgp3s}<H_@xP8;v`1jUZ6VuD^ueo%?KNQe{^_n(wR(&x"
+        "XPnQJNUcXM5v$ges&9R(Bh8nv@Yk263_d-(@|Qtf-@b<D|4ZKteoq+DL?h$nQN|w7(6*b^Qw!(tE=mzRP`N+)M4U95e"
+        "AqMqCZ1{f_RKf%pO"),
+    "IQ3_S": (4, (1, 3, 5, 7, 9, 11, 13, 15), 512079645,
+        "Em6Tr!$1&yGt9zfPrD)FHQh$2`HHR7gL)}~_&aH-(Ds(%2Z&Y#`;*RYoWsDpH}l@x<mYv6znwW<&kxZf%GW~-XNSs0^"
+        "XSbGX<tjlpa%E$6UinAhJdehMgXoa<{4|2r@$2(Ea@DiYDrGjHs~TP8n~726_%kjVy)d7ZZm&*Ihx)Kx8~5*qWlSN!+"
+        "X>>+&H0xEvio8&a(_;L2p?^FI!Gz36Nju-`R5S9SF1{(Wr`ZIMT6&wRfs20c=|F2^I+@hJ$HynjoXF9`2mXY*c*4mIf"
+        "j3Ow7E2AF|v>xe};?M>d#&tU?k5qa@!8OI{$hOWnba26%354U&|Fa(5_|7n{<x`iyD-Y;^FM^wJ8E=j@`Tk5I6}<eNh"
+        "m{9kK?N#q5>9t)l8rM`xXN0)QN{E=vKmC3vOg-ILu0{"),
+    "IQ1_S": (8, (-8, 0, 8), 1855292535,
+        "EmA>CoJSabcdFraOl4y~L2`QctFhBr5$i4KWszN2^kPEt2RzxdNXa=(J}0~Bm)R6TAha}>aWKg^4Xg1`wx6&8PgZ(p>"
+        "8%H8J%qX*0$v&n#LTX}&Ajlu&-1*`bL~P@H*DrIRz7ogN!#-%DXPy$iprG>BmIUcN=E^e`9PX<%ku|*5Mto|zA{(}s6"
+        "v{|M**&<@CSp543nr%)tPHp$xUn<(&He<oVU2Yjwl2KF5v~ag!p6pC3Cdfyl0#K(#^w8wxxzzakl&C&_fnOOipK9F$6"
+        "jLxBWb(qJ`zsveyFRTu?ZoXrNNKS~ti(c9*E8=xUH*2_MZzOk&Ha#8erfvWu39pCs19dkQNh=qfZYa~UeRPZek-ab+s"
+        "%50=HLc*e*}py3y~DO|SV-PfQvG7+;HD5xf;vmyO9HL|$#*Rw`r$vq7J8x37PE2&y52`$mn&Tlrh>pz-*9Rmi^r9g>k"
+        "SSvD<sA-<HTiLrqYl;>%7aa>L)9mc=YG?0t(M^8WzIAx~-|d&LzRC8!c>Br8%kkskgMW0K_wAvY$4xh=nkU)V!JVXUV"
+        "Pf&f@zo*(%ee1{fhozK(y!{?10}%1{p2H1i13y6ev3VAYqQIeFTbDsee)o%@{@i~jQsJW4|w+ugt-+`{$dtS*UUgN3f"
+        "eBP<)|DERd}v?DSHzBTRz-Nx!+*7HaTLZWMfDHEne44E$<T`uJ(800+zd|0Zk*JQFl3dDHGsbRKY=S;Xb8`kA?`m^?I"
+        "YhxC|63@m!#QwUouCJt$hJv$@S+dG$@x(-pD!vzdC8a2A?yeIXQyd0+G$yJjq6o{Ww`4V|XUdlg+f1GApt6Ucv9{y*j"
+        "ZP-*r2hyWmP@r*i_fvOIOg9y&eRl419tfw#?!&LARhDor@x(jpf0R"),
+}
+
+
+@functools.lru_cache(maxsize=None)
+def grid(name):
+    """Return the patterns of a grid in int8, one after another, in the order of their index."""
+    length, values, _, packed = _GRIDS[name]
+    bits = int.from_bytes(zlib.decompress(base64.b85decode(packed), -15), "little")
+    patterns = [p for p in range(len(values) ** length) if bits >> p & 1]
+    return array("b", [values[p // len(values) ** i % len(values)]
+                       for p in patterns for i in range(length)])
+
+
+class _BitField:
+    """Integers that stand anywhere in a block, drawn by their bits.
+
+    parts: (width, first bit, (count, step), ...), the lowest bits of the integers first; steps
+    are in bits and nest: (8, 64), (4, 7) is eight times, 64 bits apart, four that are 7 apart.
+    odd: an integer v means 2 v + 1   bias: what to take from it
+    """
+
+    def __init__(self, *parts, odd=False, bias=0):
+        self.odd, self.bias = odd, bias
+        self.parts = []                         # (width, the first bit of each integer)
+        for width, first, *runs in parts:
+            bits = [first]
+            for count, step in runs:
+                bits = [bit + i * step for bit in bits for i in range(count)]
+            self.parts.append((width, bits))
+
+    def read(self, data, block_bytes):
+        """Return the integers of every block, in order, as a list."""
+        out = []
+        for start in range(0, len(data), block_bytes):
+            block = int.from_bytes(data[start:start + block_bytes], "little")
+            width, bits = self.parts[0]
+            mask = (1 << width) - 1
+            integers = [block >> bit & mask for bit in bits]
+            place = width
+            for width, bits in self.parts[1:]:
+                mask = (1 << width) - 1
+                integers = [v | (block >> bit & mask) << place for v, bit in zip(integers, bits)]
+                place += width
+            out.extend(integers)
+        if self.odd:
+            return [2 * v + 1 for v in out]
+        return [v - self.bias for v in out] if self.bias else out
+
+
+# Eight signs as eight bytes of 0 and 1, from a byte; and from seven bits, the eighth being even.
+_SIGNS = [bytes(byte >> i & 1 for i in range(8)) for byte in range(256)]
+_EVEN_SIGNS = [_SIGNS[i | (bin(i).count("1") & 1) << 7] for i in range(128)]
+
+
+class _GridCodes:
+    """Codes that an index chooses by the pattern.
+
+    grid: its name   index, signs: _BitField; without signs the pattern has its own
+    even: whether the signs are seven bits
+    shift: whether the upper half of the indexes means the grid less 1, the lower the grid plus 1
+    """
+
+    bias, book = 0, None
+
+    def __init__(self, name, index, signs=None, even=False, shift=False):
+        self.name, self.index, self.signs, self.even, self.shift = name, index, signs, even, shift
+        self.length = _GRIDS[name][0]
+
+    @functools.lru_cache(maxsize=None)
+    def patterns(self):
+        """Return the codes of each index, as bytes."""
+        codes = grid(self.name)
+        if self.shift:
+            codes = array("b", [c + 1 for c in codes] + [c - 1 for c in codes])
+        return [codes[i:i + self.length].tobytes() for i in range(0, len(codes), self.length)]
+
+    def read(self, data, block_bytes):
+        patterns = self.patterns()
+        codes = b"".join([patterns[i] for i in self.index.read(data, block_bytes)])
+        if self.signs:
+            signs = _EVEN_SIGNS if self.even else _SIGNS
+            ones = b"".join([signs[i] for i in self.signs.read(data, block_bytes)])
+            ones = int.from_bytes(ones, "little")
+            # -c is ~c + 1; no byte carries into the next, since no code of a grid is 0.
+            codes = (int.from_bytes(codes, "little") ^ 255 * ones) + ones
+            codes = codes.to_bytes(len(data) // block_bytes * 256, "little")
+        return array("b", codes)
+
+
+class _Trits:
+    """Codes -1, 0, 1, five to a byte: digits of base 3, read as a fraction of 256.
+
+    A byte b is near 256 * (0.abcde in base 3).  Three times b has the digit a above bit 7, and
+    below it what is left for the next digits.
+    runs: (at, n, digits): of the n bytes from `at`, so many digits, the first of all bytes first
+    """
+
+    bias, book = 1, None
+
+    def __init__(self, *runs):
+        self.runs = runs
+
+    def read(self, data, block_bytes):
+        columns = [data.translate(bytes((byte * 3 ** i & 255) * 3 >> 8 for byte in range(256)))
+                   for i in range(5)]
+        parts = [(columns[i], at, at + n) for at, n, digits in self.runs for i in range(digits)]
+        out = b"".join([column[block + start:block + end]
+                        for block in range(0, len(data), block_bytes)
+                        for column, start, end in parts])
+        return array("b", out.translate(_minus(1)))
+
+
+def _read_split_f16(data, block_bytes, at):
+    """Return the f16 of every block, four bits of which end each 16 bits from byte `at`."""
+    bits = _BitField(*[(4, 8 * at + 12 + 16 * i) for i in range(4)]).read(data, block_bytes)
+    return f16_to_f32(array("H", bits).tobytes())
+
+
+FORMATS.update((row.name, row) for row in (
+    Format("IQ4_NL", 20, 32, 18, sub_len=32, d_off=0,
+           codes=_Field([(2, 16, 0, 4), (2, 16, 4, 4)], book=_IQ4_BOOK)),
+    Format("MXFP4", 39, 32, 17, sub_len=32, d_off=0, read_d=_read_e8m0,
+           codes=_Field([(1, 16, 0, 4), (1, 16, 4, 4)], book=_E2M1_BOOK)),
+    Format("IQ4_XS", 23, 256, 136, sub_len=32, d_off=0,
+           codes=_Field([(at, 16, shift, 4) for at in range(8, 136, 16) for shift in (0, 4)],
+                        book=_IQ4_BOOK),
+           scales=_BitField((4, 32, (8, 4)), (2, 16, (8, 2)), bias=32)),
+    Format("TQ2_0", 35, 256, 66, sub_len=32, d_off=64,
+           codes=_Field([(at, 32, shift, 2) for at in (0, 32) for shift in (0, 2, 4, 6)], bias=1)),
+    Format("TQ1_0", 34, 256, 54, sub_len=32, d_off=52,
+           codes=_Trits((0, 32, 5), (32, 16, 5), (48, 4, 4))),
+    Format("IQ2_XXS", 16, 256, 66, sub_len=32, d_off=0, unit=1 / 8,
+           codes=_GridCodes("IQ2_XXS", index=_BitField((8, 16, (8, 64), (4, 8))),
+                            signs=_BitField((7, 48, (8, 64), (4, 7))), even=True),
+           scales=_BitField((4, 76, (8, 64)), odd=True)),
+    Format("IQ2_XS", 17, 256, 74, sub_len=16, d_off=0, unit=1 / 8,
+           codes=_GridCodes("IQ2_XS", index=_BitField((9, 16, (32, 16))),
+                            signs=_BitField((7, 25, (32, 16))), even=True),
+           scales=_BitField((4, 528, (16, 4)), odd=True)),
+    Format("IQ2_S", 22, 256, 82, sub_len=16, d_off=0, unit=1 / 8,
+           codes=_GridCodes("IQ2_S", index=_BitField((8, 16, (32, 8)), (2, 528, (32, 2))),
+                            signs=_BitField((8, 272, (32, 8)))),
+           scales=_BitField((4, 592, (16, 4)), odd=True)),
+    Format("IQ3_XXS", 18, 256, 98, sub_len=32, d_off=0, unit=1 / 4,
+           codes=_GridCodes("IQ3_XXS", index=_BitField((8, 16, (64, 8))),
+                            signs=_BitField((7, 528, (8, 32), (4, 7))), even=True),
+           scales=_BitField((4, 556, (8, 32)), odd=True)),
+    Format("IQ3_S", 21, 256, 110, sub_len=32, d_off=0,
+           codes=_GridCodes("IQ3_S", index=_BitField((8, 16, (64, 8)), (1, 528, (64, 1))),
+                            signs=_BitField((8, 592, (32, 8)))),
+           scales=_BitField((4, 848, (8, 4)), odd=True)),
+    Format("IQ1_S", 19, 256, 50, sub_len=32, d_off=0, unit=1 / 8,
+           codes=_GridCodes("IQ1_S", shift=True, index=_BitField(
+               (8, 16, (32, 8)), (3, 272, (8, 16), (4, 3)), (1, 287, (8, 16), (4, 0)))),
+           scales=_BitField((3, 284, (8, 16)), odd=True)),
+    Format("IQ1_M", 29, 256, 56, sub_len=16, d_off=48, unit=1 / 8, read_d=_read_split_f16,
+           codes=_GridCodes("IQ1_S", shift=True, index=_BitField(
+               (8, 0, (32, 8)), (3, 256, (32, 4)), (1, 259, (32, 4)))),
+           scales=_BitField((3, 384, (4, 16), (4, 3)), odd=True)),
+))
 FORMAT_BY_ID = {row.type_id: row for row in FORMATS.values()}
 
 # Types that a file may hold and kshipra does not compute with: enough to list them and to
 # check their place in the file.  Source: ggml.h, enum ggml_type, with the block sizes of
 # ggml-common.h; the last group is named as safetensors names it and has no ggml number.
 LISTED_FORMATS = {row.name: row for row in (
-    Format("IQ2_XXS", 16, 256, 66), Format("IQ2_XS", 17, 256, 74), Format("IQ2_S", 22, 256, 82),
-    Format("IQ3_XXS", 18, 256, 98), Format("IQ3_S", 21, 256, 110), Format("IQ1_S", 19, 256, 50),
-    Format("IQ1_M", 29, 256, 56), Format("IQ4_NL", 20, 32, 18), Format("IQ4_XS", 23, 256, 136),
-    Format("TQ1_0", 34, 256, 54), Format("TQ2_0", 35, 256, 66), Format("MXFP4", 39, 32, 17),
     Format("NVFP4", 40, 64, 36), Format("I8", 24, 1, 1), Format("I16", 25, 1, 2),
     Format("I32", 26, 1, 4), Format("I64", 27, 1, 8), Format("F64", 28, 1, 8),
     Format("BOOL", None, 1, 1), Format("U8", None, 1, 1), Format("U16", None, 1, 2),

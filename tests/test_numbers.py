@@ -1,6 +1,7 @@
 """Chapter 1, Numbers: every format against ggml's bytes and values, and against itself."""
 import math
 import struct
+import zlib
 from array import array
 
 import pytest
@@ -47,7 +48,11 @@ def test_formats_have_ggml_numbers_and_sizes():
         "F32": (0, 1, 4), "F16": (1, 1, 2), "BF16": (30, 1, 2),
         "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24),
         "Q8_0": (8, 32, 34), "Q2_K": (10, 256, 84), "Q3_K": (11, 256, 110),
-        "Q4_K": (12, 256, 144), "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210)}
+        "Q4_K": (12, 256, 144), "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210),
+        "IQ2_XXS": (16, 256, 66), "IQ2_XS": (17, 256, 74), "IQ3_XXS": (18, 256, 98),
+        "IQ1_S": (19, 256, 50), "IQ4_NL": (20, 32, 18), "IQ3_S": (21, 256, 110),
+        "IQ2_S": (22, 256, 82), "IQ4_XS": (23, 256, 136), "IQ1_M": (29, 256, 56),
+        "TQ1_0": (34, 256, 54), "TQ2_0": (35, 256, 66), "MXFP4": (39, 32, 17)}
     assert all(FORMAT_BY_ID[f.type_id] is f for f in FORMATS.values())
 
 
@@ -137,6 +142,62 @@ def code_bits(format, block, i):
 BIAS = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 128, "Q3_K": 4, "Q6_K": 32}
 
 
+def integer(block, byte, n_bytes, shift, width):
+    """Bits of a little-endian integer in a block."""
+    return int.from_bytes(block[byte:byte + n_bytes], "little") >> shift & ((1 << width) - 1)
+
+
+def grid_code(format, block, i):
+    """The code of weight i of a format with a grid, from the C structs of ggml-common.h."""
+    name, group, eight, four = format.name, i // 32, i // 8, i // 4
+    shift = even = None
+    if name == "IQ2_XXS":                       # uint16_t qs[32], in words of 32 bits
+        index = block[2 + 8 * group + eight % 4]
+        even = integer(block, 6 + 8 * group, 4, 7 * (eight % 4), 7)
+    elif name == "IQ2_XS":                      # uint16_t qs[32]
+        index, even = integer(block, 2 + 2 * eight, 2, 0, 9), integer(block, 2 + 2 * eight, 2, 9, 7)
+    elif name == "IQ2_S":                       # qs[32], signs[32], qh[8]
+        index = block[2 + eight] | integer(block, 66 + group, 1, 2 * (eight % 4), 2) << 8
+        signs = block[34 + eight]
+    elif name == "IQ3_XXS":                     # qs[64], uint32_t[8]
+        index, even = block[2 + four], integer(block, 66 + 4 * group, 4, 7 * (eight % 4), 7)
+    elif name == "IQ3_S":                       # qs[64], qh[8], signs[32]
+        index, signs = block[2 + four] | integer(block, 66 + group, 1, four % 8, 1) << 8, \
+            block[74 + eight]
+    elif name == "IQ1_S":                       # qs[32], uint16_t qh[8]
+        index = block[2 + eight] | integer(block, 34 + 2 * group, 2, 3 * (eight % 4), 3) << 8
+        shift = -1 if integer(block, 34 + 2 * group, 2, 15, 1) else 1
+    else:                                       # IQ1_M: qs[32], qh[16]
+        nibble = integer(block, 32 + eight // 2, 1, 4 * (eight % 2), 4)
+        index, shift = block[eight] | (nibble & 7) << 8, -1 if nibble & 8 else 1
+    pattern = kshipra.grid("IQ1_S" if shift else name)
+    length = 4 if name.startswith("IQ3") else 8
+    code = pattern[length * index + i % length]
+    if shift:
+        return code + shift
+    if even is not None:
+        signs = even | bin(even).count("1") % 2 << 7
+    return -code if signs >> (i % 8) & 1 else code
+
+
+def code(format, block, i):
+    """The code of weight i, by the layout's drawing."""
+    name = format.name
+    if name in ("IQ4_NL", "MXFP4"):
+        return format.codes.book[block[-16 + i % 16] >> (4 * (i // 16)) & 15]
+    if name == "IQ4_XS":
+        return format.codes.book[block[8 + 16 * (i // 32) + i % 16] >> (4 * (i % 32 // 16)) & 15]
+    if name == "TQ2_0":
+        return (block[32 * (i // 128) + i % 32] >> (2 * (i % 128 // 32)) & 3) - 1
+    if name == "TQ1_0":
+        byte, digit = ((i % 32, i // 32) if i < 160 else (32 + i % 16, (i - 160) // 16)
+                       if i < 240 else (48 + i % 4, (i - 240) // 4))
+        return ((block[byte] * 3 ** digit & 255) * 3 >> 8) - 1
+    if name.startswith("IQ"):
+        return grid_code(format, block, i)
+    return code_bits(format, block, i) - BIAS.get(name, 0)
+
+
 @pytest.mark.parametrize("format", BLOCK_FORMATS, ids=lambda f: f.name)
 @tiny.examples(10)
 @given(data=st.data())
@@ -150,7 +211,7 @@ def test_unpack_reads_every_bit_and_decode_agrees(format, data):
     assert len(scales) == len(codes) // format.sub_len
     assert (mins is None) == (format.m_off is None)
     blocks = [raw[i:i + format.block_bytes] for i in range(0, size, format.block_bytes)]
-    assert list(codes) == [code_bits(format, block, i) - BIAS.get(format.name, 0)
+    assert list(codes) == [code(format, block, i)
                            for block in blocks for i in range(format.block_len)]
     weights = format.decode(raw)
     for i, weight in enumerate(weights):
@@ -158,6 +219,7 @@ def test_unpack_reads_every_bit_and_decode_agrees(format, data):
         want = scales[sub] * codes[i]
         if mins:
             want += mins[sub]
+        want = array("f", [want])[0]            # MXFP4's largest scale times 12 is infinite
         assert math.isnan(want) and math.isnan(weight) or same_bits([want], [weight])
 
 
@@ -172,6 +234,33 @@ def test_parts_join_without_a_seam(format, monkeypatch, formats):
     assert same_bits(format.decode(raw), whole[0])
     assert format.unpack(raw) == whole[1]
     assert written is None or format.encode(floats) == written
+
+
+@pytest.mark.parametrize("name", kshipra._GRIDS)
+def test_a_grid_has_its_checksum(name):
+    """The table was copied once: its bits, unpacked, still have the sum noted beside it."""
+    length, values, checksum, packed = kshipra._GRIDS[name]
+    bits = zlib.decompress(kshipra.base64.b85decode(packed), -15)
+    assert zlib.crc32(bits) == checksum and len(bits) == -(-len(values) ** length // 8)
+    patterns = kshipra.grid(name)
+    assert len(patterns) == length * {"IQ2_XXS": 256, "IQ2_XS": 512, "IQ2_S": 1024,
+                                      "IQ3_XXS": 256, "IQ3_S": 512, "IQ1_S": 2048}[name]
+    assert set(patterns) == set(values)
+
+
+@pytest.mark.parametrize("e, value", [(0, 2.0 ** -128), (1, 2.0 ** -127), (2, 2.0 ** -126),
+                                      (127, 0.5), (128, 1.0), (255, 2.0 ** 127)])
+def test_mxfp4_scales_are_powers_of_two(e, value):
+    assert FORMATS["MXFP4"].unpack(bytes([e]) + bytes(16))[1][0] == value
+
+
+def test_a_row_that_the_kernels_cannot_read_is_no_format():
+    field = kshipra._Field([(4, 16, 0, 4), (4, 16, 4, 4)])
+    odd = kshipra._Field([(4, 16, 0, 4), (4, 16, 4, 4)], bias=7)
+    for wrong in (dict(sub_len=64), dict(m_off=4), dict(codes=odd), dict(mins=field)):
+        with pytest.raises(AssertionError):
+            kshipra.Format("wrong", None, 32, 20, **{"sub_len": 32, "d_off": 0, "m_off": 2,
+                                                     "codes": field, **wrong})
 
 
 # What encoding costs.  d is rounded to f16, by at most 2**-11 of itself; a code is off by at most
@@ -243,5 +332,5 @@ def test_unwritten_and_unread_formats_are_refused_by_name():
         FORMATS["Q4_K"].encode([0.0] * 256)
     with pytest.raises(KshipraError, match="F16 is not a block format"):
         FORMATS["F16"].unpack(b"12")
-    with pytest.raises(KshipraError, match="IQ2_XXS is not a block format that kshipra reads"):
-        kshipra.LISTED_FORMATS["IQ2_XXS"].decode(bytes(66))
+    with pytest.raises(KshipraError, match="NVFP4 is not a block format that kshipra reads"):
+        kshipra.LISTED_FORMATS["NVFP4"].decode(bytes(36))
