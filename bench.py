@@ -108,23 +108,11 @@ def shape_format(kind, slot, layer, n_layers, n_in):
     return FORMATS[name]
 
 
-def blocks_with(format, data, d, m):
-    """Return blocks whose f16 scale is d and minimum m, all else as in `data`."""
-    data = bytearray(data)
-    for at, value in ((format.d_off, d), (format.m_off, m)):
-        if at is not None:
-            low, high = struct.pack("<e", value)
-            n_blocks = len(data) // format.block_bytes
-            data[at::format.block_bytes] = bytes([low]) * n_blocks
-            data[at + 1::format.block_bytes] = bytes([high]) * n_blocks
-    return bytes(data)
-
-
 @functools.lru_cache(None)
 def block_scales(format):
     """Return (d, m) for which random blocks have mean 0 and standard deviation 1."""
     sample = random.Random(0).randbytes(256 * format.block_bytes)
-    codes, scales, mins = format.unpack(blocks_with(format, sample, 1.0, 1.0))
+    codes, scales, mins = format.unpack(format.with_scales(sample, [1.0] * 256, [1.0] * 256))
     weights = [c * scales[i // format.sub_len] for i, c in enumerate(codes)]
     m = 0.0
     if mins:
@@ -145,7 +133,10 @@ def random_pieces(format, shape, seed):
     left = math.prod(shape) // source.block_len
     while left:
         n = min(left, PIECE_BLOCKS)
-        data = blocks_with(source, rng.randbytes(n * source.block_bytes), d, m)
+        ds = [d] * n
+        if source.m_off is None:                # codes of two bits are -1 .. 2: every other d < 0
+            ds = [d if i % 2 else -d for i in range(n)]
+        data = source.with_scales(rng.randbytes(n * source.block_bytes), ds, [m] * n)
         yield data if format.sub_len else format.encode(source.decode(data))
         left -= n
 

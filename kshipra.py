@@ -256,14 +256,6 @@ def _read_f16(data, block_bytes, at):
     return f16_to_f32(pairs)
 
 
-def _read_e8m0(data, block_bytes, at):
-    """Return half the power of two whose exponent is byte `at` of every block, as in MXFP4.
-
-    E8M0 is the exponent of an f32, here without NaN: byte e stands for 2**(e - 127).
-    """
-    return array("f", [math.ldexp(0.5, e - 127) for e in data[at::block_bytes]])
-
-
 def _each(values, n):
     """Return an iterator over values, each of them n times."""
     return chain.from_iterable(map(repeat, values, repeat(n)))
@@ -283,7 +275,7 @@ class Format:
 
     sub_len: the weights under one scale, None for the plain floats.
     d_off, m_off: bytes of a block where the scale d and the f16 minimum stand.
-    read_d: how the d of every block is read; an f16, if not told otherwise
+    d: what d is: "f16", "e8m0", a power of two; or where the bits of an f16 stand, a _BitField
     codes, scales, mins: fields, see _Field.  Without scales, d is that of all sub-blocks, and
     likewise the minimum; with them, sub-block s has the scale unit * d * scales[s].
     floats: how plain floats are read; write: how an encoder fills blocks.
@@ -291,19 +283,20 @@ class Format:
     """
 
     def __init__(self, name, type_id, block_len, block_bytes, sub_len=None, d_off=None,
-                 m_off=None, codes=None, scales=None, mins=None, unit=1.0, read_d=_read_f16,
+                 m_off=None, codes=None, scales=None, mins=None, unit=1.0, d="f16",
                  floats=None, write=None):
         self.name, self.type_id = name, type_id
         self.block_len, self.block_bytes, self.sub_len = block_len, block_bytes, sub_len
         self.d_off, self.m_off = d_off, m_off
         self.codes, self.scales, self.mins, self.unit = codes, scales, mins, unit
-        self._read_d, self._floats, self._write = read_d, floats, write
+        self.d, self._floats, self._write = d, floats, write
         self.supported = bool(floats or codes)
         if codes:                               # what the kernels of chapter 14 rely on
             assert sub_len in (16, 32) and block_len % 32 == 0, "one scale of activations for each"
             assert m_off is None or m_off == d_off + 2, "both f16 are taken from one word"
             assert not mins or scales and m_off is not None
-            assert not codes.bias & (codes.bias - 1), "a sum is multiplied by a bias by shifting it"
+            bias = getattr(codes, "bias", 0)
+            assert not bias & (bias - 1), "a sum is multiplied by a bias by shifting it"
 
     def __repr__(self):
         return f"<Format {self.name}>"
@@ -346,8 +339,7 @@ class Format:
             raise KshipraError(f"{self.name} is not a block format that kshipra reads, so it has "
                                "no codes to unpack")
         codes = self.codes.read(data, self.block_bytes)
-        scales = _each(self._read_d(data, self.block_bytes, self.d_off),
-                       self.block_len // self.sub_len)
+        scales = _each(self._read_d(data), self.block_len // self.sub_len)
         if self.scales:                         # exact: 11 bits of d times at most 8
             factors = self.scales.read(data, self.block_bytes)
             scales = map(mul, factors, map(mul, scales, repeat(self.unit)))
@@ -357,6 +349,29 @@ class Format:
         if self.mins:
             mins = map(mul, self.mins.read(data, self.block_bytes), map(neg, mins))
         return codes, array("f", scales), array("f", mins)
+
+    def _read_d(self, data):
+        """Return the d of every block."""
+        if self.d == "f16":
+            return _read_f16(data, self.block_bytes, self.d_off)
+        if self.d == "e8m0":
+            return [math.ldexp(0.5, e - 127) for e in data[self.d_off::self.block_bytes]]
+        return f16_to_f32(array("H", self.d.read(data, self.block_bytes)).tobytes())
+
+    def with_scales(self, data, ds, ms):
+        """Return the blocks in `data` with the scales ds and minimums ms, one a block, instead of
+        their own; a format without minimums takes none of ms, E8M0 the next power of two."""
+        data, size = bytearray(data), self.block_bytes
+        columns = [(self.m_off, _f16s(ms))] if self.m_off is not None else []
+        if self.d == "e8m0":
+            data[self.d_off::size] = bytes([max(math.frexp(d)[1] + 127, 0) for d in ds])
+        elif self.d == "f16":
+            columns.append((self.d_off, _f16s(ds)))
+        else:
+            data = bytearray(self.d.write(data, size, array("H", _f16s(ds))))
+        for at, pairs in columns:
+            data[at::size], data[at + 1::size] = pairs[0::2], pairs[1::2]
+        return bytes(data)
 
     def _parts(self, data):
         """Yield `data` as bytes, some thousand blocks at a time: the steps between take more
@@ -587,7 +602,7 @@ FORMATS = {row.name: row for row in (
 # IQ4_NL  |  d   |   qs[16]      |                   as Q4_0, with a codebook; code 8 is 1
 #          0               1               17
 # MXFP4   | 2 ** (e - 127) |   qs[16]     |          e: 8 bits; the codes are twice those of E2M1,
-#          a float of four bits, +- 0 1/2 1 3/2 2 3 4 6, and the scale therefore half of that
+#          a float of four bits, +- 0 1/2 1 3/2 2 3 4 6, and the scale half of 2 ** (e - 127)
 #          0      2     4        8
 # IQ4_XS  |  d   | high | low[4] |  qs[128]  |       8 of 32 like IQ4_NL's; scales of 6 bits,
 #          less 32, in the order of bits: four in low, the upper two in high
@@ -710,6 +725,22 @@ class _BitField:
         return [v - self.bias for v in out] if self.bias else out
 
 
+    def write(self, data, block_bytes, integers):
+        """Return the blocks in `data` with these integers instead, as `read` returns them."""
+        out, integers = [], iter(integers)
+        for start in range(0, len(data), block_bytes):
+            block = int.from_bytes(data[start:start + block_bytes], "little")
+            for parts in zip(*[[(width, bit) for bit in bits] for width, bits in self.parts]):
+                v = next(integers)
+                v = v >> 1 if self.odd else v + self.bias
+                for width, bit in parts:
+                    mask = (1 << width) - 1
+                    block = block & ~(mask << bit) | (v & mask) << bit
+                    v >>= width
+            out.append(block.to_bytes(block_bytes, "little"))
+        return b"".join(out)
+
+
 # Eight signs as eight bytes of 0 and 1, from a byte; and from seven bits, the eighth being even.
 _SIGNS = [bytes(byte >> i & 1 for i in range(8)) for byte in range(256)]
 _EVEN_SIGNS = [_SIGNS[i | (bin(i).count("1") & 1) << 7] for i in range(128)]
@@ -722,8 +753,6 @@ class _GridCodes:
     even: whether the signs are seven bits
     shift: whether the upper half of the indexes means the grid less 1, the lower the grid plus 1
     """
-
-    bias, book = 0, None
 
     def __init__(self, name, index, signs=None, even=False, shift=False):
         self.name, self.index, self.signs, self.even, self.shift = name, index, signs, even, shift
@@ -758,8 +787,6 @@ class _Trits:
     runs: (at, n, digits): of the n bytes from `at`, so many digits, the first of all bytes first
     """
 
-    bias, book = 1, None
-
     def __init__(self, *runs):
         self.runs = runs
 
@@ -773,16 +800,10 @@ class _Trits:
         return array("b", out.translate(_minus(1)))
 
 
-def _read_split_f16(data, block_bytes, at):
-    """Return the f16 of every block, four bits of which end each 16 bits from byte `at`."""
-    bits = _BitField(*[(4, 8 * at + 12 + 16 * i) for i in range(4)]).read(data, block_bytes)
-    return f16_to_f32(array("H", bits).tobytes())
-
-
 FORMATS.update((row.name, row) for row in (
     Format("IQ4_NL", 20, 32, 18, sub_len=32, d_off=0,
            codes=_Field([(2, 16, 0, 4), (2, 16, 4, 4)], book=_IQ4_BOOK)),
-    Format("MXFP4", 39, 32, 17, sub_len=32, d_off=0, read_d=_read_e8m0,
+    Format("MXFP4", 39, 32, 17, sub_len=32, d_off=0, d="e8m0",
            codes=_Field([(1, 16, 0, 4), (1, 16, 4, 4)], book=_E2M1_BOOK)),
     Format("IQ4_XS", 23, 256, 136, sub_len=32, d_off=0,
            codes=_Field([(at, 16, shift, 4) for at in range(8, 136, 16) for shift in (0, 4)],
@@ -816,7 +837,8 @@ FORMATS.update((row.name, row) for row in (
            codes=_GridCodes("IQ1_S", shift=True, index=_BitField(
                (8, 16, (32, 8)), (3, 272, (8, 16), (4, 3)), (1, 287, (8, 16), (4, 0)))),
            scales=_BitField((3, 284, (8, 16)), odd=True)),
-    Format("IQ1_M", 29, 256, 56, sub_len=16, d_off=48, unit=1 / 8, read_d=_read_split_f16,
+    Format("IQ1_M", 29, 256, 56, sub_len=16, unit=1 / 8,
+           d=_BitField((4, 396), (4, 412), (4, 428), (4, 444)),
            codes=_GridCodes("IQ1_S", shift=True, index=_BitField(
                (8, 0, (32, 8)), (3, 256, (32, 4)), (1, 259, (32, 4)))),
            scales=_BitField((3, 384, (4, 16), (4, 3)), odd=True)),
@@ -7958,7 +7980,8 @@ def choose_isa(environ):
 # built for a format and an n_in.  The float steps and their order are those of chapter 4: a
 # lane is one output, its blocks are added in order.  A bias (Q4_0's 8) is taken from the dot
 # product while that is an integer, as bias * sum of the activation codes: exact, and the codes
-# themselves stay unsigned, which the processor's dot product wants.
+# themselves stay unsigned, which the processor's dot product wants.  Codes that are looked up
+# get a bias too, if that keeps them below 128.
 
 MATRIX_FIELDS = ("w", "x", "y", "n_out", "chunk_rows", "n_rows", "y_stride")
 
@@ -8105,13 +8128,45 @@ def emit_field(k, field, p, words):
     return v
 
 
-def emit_byte(k, word, i, field):
-    """Return byte i of each word, less the field's bias, as i32x8."""
-    if field.low[0][3] == 8:                                # int8: its sign is copied down
+def emit_byte(k, word, i, signed, bias):
+    """Return byte i of each word, less the bias, as i32x8."""
+    if signed:                                              # the sign is copied down
         return (word << (24 - 8 * i) if i < 3 else word) >> 24
     v = k.shr_i32(word, 8 * i) if i else word
     v = k.and_(v, k.const_i32x8(255)) if i < 3 else v
-    return v - k.const_i32x8(field.bias) if field.bias else v
+    return v - k.const_i32x8(bias) if bias else v
+
+
+class Words:
+    """Words of eight blocks by their byte, each read when it is first asked for.
+
+    needed: the bytes that will be asked for
+    Sixteen bytes are read at a time, and none behind the block: near its end, from further back.
+    """
+
+    def __init__(self, format, block, needed):
+        self.block_bytes, self.block, self.needed, self.read = (
+            format.block_bytes, block, needed, {})
+
+    def __getitem__(self, at):
+        if at not in self.read:
+            start = at - max(0, -(-(at + 16 - self.block_bytes) // 4) * 4)
+            wanted = tuple([j for j in range(4) if start + 4 * j in self.needed])
+            self.read.update(self.block.words(start, wanted))
+        return self.read[at]
+
+
+def emit_d(k, format, words, at):
+    """Return (d, minimum or None) of eight blocks, as f32x8.   at: of the word d stands in"""
+    if format.d == "e8m0":              # the bits of 2**(e - 128): below the normal ones if e < 2
+        e, one = k.and_(words[at], k.const_i32x8(255)), k.const_i32x8(1)
+        small = k.cmpgt_i32(k.const_i32x8(2), e)
+        return k.select(small, (e + one) << 21, (e - one) << 23).f32, None
+    if format.d != "f16":
+        return emit_f16_pair(k, emit_integer(k, format, format.d, 0, words), (0,))[0], None
+    halves = ((format.d_off - at) // 2, 1)[:1 if format.m_off is None else 2]
+    d, *m = emit_f16_pair(k, words[at], halves)
+    return d, m[0] if m else None
 
 
 def emit_scales(k, format, block, keep):
@@ -8119,34 +8174,95 @@ def emit_scales(k, format, block, keep):
 
     block: EightRuns over eight blocks   scale, low: f32x8, exact as in Format.unpack
     """
-    # Sixteen bytes are read at a time, and none behind the block: near its end, from further back.
-    # So its last two bytes are read as the upper half of its last four.
-    d_at = min(format.d_off, format.block_bytes - 4)
-    needed = {d_at} | {at for field in (format.scales, format.mins) if field
-                       for at, _, width in _places(field.low) + _places(field.high) if width}
-    words = {}
-    while needed:
-        first = min(needed)
-        start = first - max(0, -(-(first + 16 - format.block_bytes) // 4) * 4)
-        wanted = tuple([j for j in range(4) if start + 4 * j in needed])
-        words.update(block.words(start, wanted))
-        needed -= set(words)
-    halves = ((format.d_off - d_at) // 2, 1)[:1 if format.m_off is None else 2]
-    d, *m = emit_f16_pair(k, words[d_at], halves)
-    if not format.scales:
-        return keep(0, d, m[0] if m else None)
-    if m:
-        m = [k.xor(m[0], k.const_f32x8(-0.0))]
-    for p in range(format.block_len // format.sub_len // 4):
-        scales = emit_field(k, format.scales, p, words)
-        mins = emit_field(k, format.mins, p, words) if m else None
-        for i in range(4):
-            low = k.i32_to_f32(emit_byte(k, mins, i, format.mins)) * m[0] if m else None
-            keep(4 * p + i, k.i32_to_f32(emit_byte(k, scales, i, format.scales)) * d, low)
+    d_at = None if format.d_off is None else min(format.d_off, format.block_bytes - 4)
+    needed = set() if d_at is None else {d_at}      # the last two bytes: a half of the last four
+    for field in (format.d, format.scales, format.mins):
+        if isinstance(field, _BitField):
+            needed |= {_word_of(format, bit)[0] for _, bits in field.parts for bit in bits}
+        elif isinstance(field, _Field):
+            needed |= {at for at, _, width in _places(field.low) + _places(field.high) if width}
+    words, n_subs = Words(format, block, needed), format.block_len // format.sub_len
+    d, m = emit_d(k, format, words, d_at)
+    if format.scales is None:
+        for s in range(n_subs):
+            keep(s, d, m)
+    elif isinstance(format.scales, _BitField):
+        if format.unit != 1:
+            d = d * k.const_f32x8(format.unit)
+        for s in range(n_subs):
+            keep(s, k.i32_to_f32(emit_integer(k, format, format.scales, s, words)) * d, None)
+    else:
+        if m:
+            m = k.xor(m, k.const_f32x8(-0.0))
+        for p in range(n_subs // 4):
+            scales = emit_field(k, format.scales, p, words)
+            mins = emit_field(k, format.mins, p, words) if m else None
+            signed, bias = format.scales.low[0][3] == 8, format.scales.bias
+            for i in range(4):
+                low = k.i32_to_f32(emit_byte(k, mins, i, False, 0)) * m if m else None
+                keep(4 * p + i, k.i32_to_f32(emit_byte(k, scales, i, signed, bias)) * d, low)
+
+
+def _word_of(format, bit):
+    """Return (byte of a word of the block that holds this bit, place of the bit in it).
+
+    Words are counted from the end of the block, where fields of bits stand; the first two
+    bytes may be a word of their own.
+    """
+    at = max(0, (bit // 8 - format.block_bytes % 4) // 4 * 4 + format.block_bytes % 4)
+    return at, bit - 8 * at
+
+
+def emit_integer(k, format, field, i, words):
+    """Return integer i of a _BitField, as i32x8."""
+    return emit_parts(k, field, [(width, *_word_of(format, bits[i]))
+                                 for width, bits in field.parts], words)
+
+
+def emit_parts(k, field, parts, words):
+    """Return an integer of a _BitField from its parts, lowest first: (width, word, shift)."""
+    v, place = None, 0
+    for width, at, shift in parts:
+        part = words[at]
+        assert shift + width <= 32, "an integer's bits stand in one word"
+        part = k.shr_i32(part, shift) if shift else part
+        part = k.and_(part, k.const_i32x8((1 << width) - 1)) if shift + width < 32 else part
+        v = k.or_(v, part << place) if place else part
+        place += width
+    if field.odd:
+        return v + v + k.const_i32x8(1)
+    return v - k.const_i32x8(field.bias) if field.bias else v
+
+
+@functools.lru_cache(maxsize=None)
+def kept_bias(format):
+    """Return what is added to codes so that none is negative; 0 also if they keep their signs."""
+    codes = format.codes
+    if isinstance(codes, _GridCodes):
+        lowest = -(max(grid(codes.name)) + codes.shift)
+    elif isinstance(codes, _Trits):
+        lowest = -1
+    elif codes.book:
+        lowest = min(codes.book)
+        if max(codes.book) - lowest > 127:
+            return 0
+    else:
+        return codes.bias
+    return 1 << (-lowest - 1).bit_length()
+
+
+def is_int8(format):
+    """Whether the codes fill their bytes, and so have a sign; all others are biased."""
+    codes = format.codes
+    if isinstance(codes, _Field):
+        return codes.low[0][3] == 8 if codes.book is None else kept_bias(format) == 0
+    return False
 
 
 def stretch_of(format):
     """Return the length of the shortest run of weights that uses whole bytes of codes."""
+    if not isinstance(format.codes, _Field):
+        return 32 if isinstance(format.codes, _GridCodes) else format.block_len
     length = 0
     for i, (at, n, shift, width) in enumerate(format.codes.low):
         if i and shift == 0:
@@ -8159,9 +8275,13 @@ def emit_codes(k, format, block, out):
     """Emit out.codes(i, v) for every four codes of every stretch, out.finish() after each.
 
     block: EightRuns over eight blocks   i: place in the stretch, a multiple of 4
-    v: four codes of each lane's block, plus the bias, so that none is negative (Q8_0's, the
-    only codes that fill a byte, are signed).  They come in the order of the bytes.
+    v: four codes of each lane's block, plus kept_bias, so that none is negative, except where
+    is_int8.  They come in the order of the bytes.
     """
+    if isinstance(format.codes, _GridCodes):
+        return emit_grid_codes(k, format, block, out)
+    if isinstance(format.codes, _Trits):
+        return emit_trits(k, format, block, out)
     low, high = _places(format.codes.low), _places(format.codes.high)
     per, n = stretch_of(format) // 4, format.block_len // stretch_of(format)
     low_step, high_step = [places[per][0] - places[0][0] if places[per:] else 0
@@ -8204,14 +8324,149 @@ def emit_stretch(k, format, low_block, low, high_block, high, out):
                     v = k.or_(v, emit_bits(k, high_words[at], shift, width, field.place))
                 if field.spread:
                     v = k.or_(v, emit_spread(k, spread, p))
+                if field.book:
+                    v = k.shuffle_i8(k.const_i8x32(book_table(format)), v).i32
                 out.codes(4 * p, v)
+    out.finish()
+
+
+def book_table(format):
+    """Return a codebook plus kept_bias as two tables of 16 bytes, one for each half."""
+    return [value + kept_bias(format) for value in format.codes.book] * 2
+
+
+# Grids.  An index is a number like any other, in a lane for each row; but what it chooses, four
+# or eight codes, is read from a table in memory, and that a lane at a time: the vector is stored,
+# and from there each index goes to a register for addresses.
+
+@functools.lru_cache(maxsize=None)
+def grid_table(format):
+    """Return the patterns of a grid, each code plus kept_bias; kept, as kernels know its address."""
+    return array("b", [code + kept_bias(format) for pattern in format.codes.patterns()
+                       for code in array("b", pattern)])
+
+
+class StretchWords:
+    """Words of eight blocks by (byte in the first of n stretches, step to the next), in a loop.
+
+    left: the register in which the loop counts down from n   step: a power of two
+    """
+
+    def __init__(self, k, block, n, left):
+        self.k, self.block, self.n, self.left, self.read = k, block, n, left, {}
+
+    def __getitem__(self, at_step):
+        if at_step not in self.read:
+            at, step = at_step
+            base = self.block.base - (self.left << (step.bit_length() - 1))
+            self.read[at_step] = self.k.load_i32_at(
+                base, tuple([at + self.n * step + lane for lane in self.block.steps]))
+        return self.read[at_step]
+
+
+def _stretch_parts(format, field, n, i):
+    """Return the parts of integer i of the n in a stretch, as for emit_parts: StretchWords'.
+
+    Four bytes are read, so those at the end of the block are read from further back.
+    """
+    parts = []
+    for width, bits in field.parts:
+        first, step = bits[0] // 16 * 2, (bits[n] - bits[0]) // 8
+        at = first + (bits[i] // 8 - first) // 4 * 4
+        last = at + (format.block_len // 32 - 1) * step
+        at -= max(0, last + 4 - format.block_bytes)
+        parts.append((width, (at, step), bits[i] - 8 * at))
+    return parts
+
+
+def emit_grid_codes(k, format, block, out):
+    """Emit emit_codes for codes of a grid, a stretch of 32 at a time.
+
+    A pattern holds bias + c.  For bias - c, of a weight that is negative, all seven bits are
+    turned, which gives 63 - c if the bias is 64, and one is added.
+    """
+    field, bias = format.codes, kept_bias(format)
+    n_patterns, words_each = 32 // field.length, field.length // 4
+    indexes = [_stretch_parts(format, field.index, n_patterns, j) for j in range(n_patterns)]
+    signs = [_stretch_parts(format, field.signs, 4, j) for j in range(4)] if field.signs else []
+    table, n = k.imm(grid_table(format).buffer_info()[0]), format.block_len // 32
+    with k.loop(n) as left:
+        words = StretchWords(k, block, n, left)
+        for j, parts in enumerate(indexes):
+            i = j * field.length
+            index = emit_parts(k, field.index, parts, words) << (1 + words_each)
+            codes = emit_lookup(k, table, index, words_each, *out.spare(i))
+            for h, v in enumerate(codes):
+                eight, half = divmod(i + 4 * h, 8)
+                if signs:
+                    if half == 0:
+                        minus = emit_sign_bytes(k, field, signs[eight], words)
+                    ones = k.min_u8(k.and_(minus, k.const_i8x32(EIGHT_BITS[half // 4])),
+                                    k.const_i8x32(1)).i32
+                    v = k.xor(v, ones * k.const_i32x8(2 * bias - 1)) + ones
+                out.codes(i + 4 * h, v)
+        out.finish()
+
+
+EIGHT_BITS = [1, 2, 4, 8] * 8, [16, 32, 64, 128] * 8    # of the first and the second four weights
+
+
+def emit_lookup(k, table, index, n_words, spare, disp):
+    """Return n_words vectors: for each lane the word at table + index, and those after it.
+
+    table: register   index: i32x8, bytes   spare, disp: where 32 bytes may be written
+    """
+    k.store_i32x8(spare, index, disp)
+    out = [None] * n_words
+    for lane in range(8):
+        at = table + k.load_i32(spare, disp + 4 * lane)
+        for h in range(n_words):
+            v = k.broadcast_i32x8(at, 4 * h)
+            out[h] = k.blend_i32(out[h], v, 1 << lane) if lane else v
+    return out
+
+
+def emit_sign_bytes(k, field, parts, words):
+    """Return the eight signs of eight weights in every byte of their lane.
+
+    Of seven bits, the eighth is one if their number is odd.
+    """
+    ((width, at, shift),) = parts
+    v, byte = words[at], shift // 8
+    if field.even:
+        v, byte = emit_parts(k, field.signs, parts, words), 0
+        odd = k.xor(v, k.shr_i32(v, 4))
+        odd = k.xor(odd, k.shr_i32(odd, 2))
+        odd = k.xor(odd, k.shr_i32(odd, 1))
+        v = k.or_(v, odd << 7)
+    return k.shuffle_i8(v, k.const_i8x32([i // 4 * 4 + byte for i in range(16)] * 2))
+
+
+def emit_trits(k, format, block, out):
+    """Emit emit_codes for digits of base 3: see _Trits.  A stretch is the whole block.
+
+    Three times a byte takes ten bits, so every other byte is worked on, then the rest.
+    """
+    even, odd = k.const_i32x8(0x00FF00FF), k.const_i32x8(0xFF00FF00 - 2**32)
+    start = 0
+    for at, n, digits in format.codes.runs:
+        for first in range(at, at + n, 16):
+            back = max(0, first + 16 - (at + n)) if n < 16 else 0
+            for byte, word in block.words(first - back, range(back // 4, 4)).items():
+                a, b = k.and_(word, even), k.and_(k.shr_i32(word, 8), even)
+                for digit in range(digits):
+                    a, b = a + a + a, b + b + b
+                    v = k.or_(k.and_(k.shr_i32(a, 8), even), k.and_(b, odd))
+                    out.codes(start + digit * n + byte - at, v)
+                    a, b = k.and_(a, even), k.and_(b, even)
+        start += n * digits
     out.finish()
 
 
 # Few rows: take a block apart and multiply at once.
 
 # The scratch of emit_matvec: dot products of a stretch, y if it has more rows than one, scales.
-DOTS_AT, Y_AT, SCALES_AT, MATVEC_SCRATCH = 0, 1024, 1280, 4096
+DOTS_AT, Y_AT, SCALES_AT, SPARE_AT, MATVEC_SCRATCH = 0, 1024, 1280, 2304, 4096
 
 
 def emit_first_sum(k, format, bias, i, x, record):
@@ -8258,7 +8513,7 @@ class Products:
 
     def __init__(self, k, format, x, n_rows, ahead):
         self.k, self.format, self.x, self.n_rows, self.ahead = k, format, x, n_rows, ahead
-        self.bias, self.length = format.codes.bias, stretch_of(format)
+        self.bias, self.length = kept_bias(format), stretch_of(format)
         self.scales, self.dots = {}, {}
         self.many = format.scales is not None
         self.park = self.length > 64
@@ -8276,6 +8531,10 @@ class Products:
                 self.k.store_f32x8(self.k.scratch, low, SCALES_AT + 64 * s + 32)
         else:
             self.scales[s] = scale, low
+
+    def spare(self, i):
+        """Return (register, distance) of 32 bytes that are free until codes(i, ...)."""
+        return self.k.scratch, SPARE_AT
 
     def start(self):
         """Begin a block."""
@@ -8300,11 +8559,10 @@ class Products:
 
     def dot(self, s, r):
         """Return the dot product of sub-block s of the stretch with row r."""
-        if self.park:
-            return self.k.load_i32x8(self.k.scratch, DOTS_AT + 32 * (s * self.n_rows + r))
-        if self.run_len < self.format.sub_len:
-            return self.dots[2 * s][r] + self.dots[2 * s + 1][r]
-        return self.dots[s][r]
+        n = self.format.sub_len // self.run_len
+        dots = [self.k.load_i32x8(self.k.scratch, DOTS_AT + 32 * (run * self.n_rows + r))
+                if self.park else self.dots[run][r] for run in range(n * s, n * s + n)]
+        return dots[0] if n == 1 else dots[0] + dots[1]
 
     def scale(self, s):
         """Return (scale, low) of sub-block s of the stretch."""
@@ -8351,12 +8609,12 @@ class Ahead:
 
     def __init__(self, k, format, steps, row_bytes, base):
         self.k, self.format = k, format
-        per_row = format.block_bytes * stretch_of(format) // format.block_len
+        eight = 8 * format.block_bytes * stretch_of(format) // format.block_len
         self.at, self.near = base + 8 * row_bytes, 8 * row_bytes <= NEAR_BYTES
         if self.near:
-            self.step, self.lines = 8 * per_row, range(0, 8 * per_row, 64)
+            self.step, self.lines = eight, range(0, eight, 64)
         else:
-            self.step = per_row
+            self.step = per_row = -(-eight // 8)
             self.lines = [step + line for line in range(0, per_row, 64) for step in steps]
         self.n_fetched = self.n_codes = 0
 
@@ -8380,11 +8638,6 @@ NEAR_BYTES = 15 << 10                   # of 32 KB
 FAR_BYTES = 8 << 10
 
 
-def is_int8(format):
-    """Whether the codes fill their bytes, and so have a sign; all others are biased."""
-    return format.codes.low[0][3] == 8
-
-
 def emit_reload(k, name):
     """Return the field `name`, loaded again: cheaper than a register kept through inner loops."""
     return k.load_i64(k.args_pointer, 8 * list(k.fields).index(name))
@@ -8395,9 +8648,13 @@ def emit_held_constants(k, format, n_rows=1):
 
     n_rows: of activations; with several, their sums take the place of some of these
     """
+    if not isinstance(format.codes, _Field):
+        return
     width = format.codes.low[0][3]
     if width < 8 and (n_rows == 1 or format.block_len == 32):
         k.hold_i8x32((1 << width) - 1)
+    if format.codes.book:
+        k.hold_i8x32(book_table(format))
     if format.codes.spread and n_rows == 1:
         k.hold_i8x32(OWN_BIT)
         k.hold_i8x32(16)
@@ -8453,6 +8710,8 @@ def matvec_rows(format):
     Of 16 vector registers, four hold codes, four more their upper bits if those stand apart,
     and three are in passing.  The others can be sums: those that are open at a time, a row.
     """
+    if not isinstance(format.codes, _Field):
+        return 4 if isinstance(format.codes, _GridCodes) else 1
     sums = 1 if format.block_len == 32 else len({shift for _, _, shift, _ in format.codes.low})
     return min(4, (5 if format.codes.high else 9) // sums)
 
@@ -8505,6 +8764,9 @@ class Panel:
         if self.bias == 128:
             v = self.k.xor(v, self.k.const_i8x32(-128).i32)
         self.k.store_i32x8(self.at, v, i // 32 * self.record_bytes + i % 32 * 8)
+
+    def spare(self, i):
+        return self.at, i // 32 * self.record_bytes + i % 32 * 8
 
     def finish(self):
         if self.ahead:
@@ -8561,7 +8823,7 @@ def emit_matmul(k, format, n_in, lanes=8, full_u8=False):
     n_out, chunk_rows = k.args(*MATRIX_FIELDS)[3:5]
     row_bytes = format.n_bytes(n_in)
     steps = [min(i, lanes - 1) * row_bytes for i in range(8)]
-    bias = 128 if is_int8(format) and full_u8 else format.codes.bias
+    bias = 128 if is_int8(format) and full_u8 else kept_bias(format)
     row = k.chunk * chunk_rows
     end = k.min(row + chunk_rows, n_out)
     panel = k.copy(k.scratch)
@@ -8680,8 +8942,8 @@ def emit_decode(k, format, panel, y, steps):
             codes = panel + 8 * sub * s
             with k.loop(sub // 4):
                 v = k.load_i32x8(codes)
-                floats = [k.i32_to_f32(emit_byte(k, v, i, format.codes)) * scale
-                          for i in range(4)]
+                floats = [k.i32_to_f32(emit_byte(k, v, i, is_int8(format), kept_bias(format)))
+                          * scale for i in range(4)]
                 if low:
                     floats = [f + low for f in floats]
                 for lane, f in enumerate(emit_turn(k, [f.i32 for f in floats])):
@@ -8720,7 +8982,7 @@ def emit_embed(k, format, n_in):
         first = k.min(done, n_blocks - lanes)
         block = EightRuns(k, w + first * format.block_bytes,
                           [i * format.block_bytes for i in steps])
-        emit_panel(k, format, block, 1, k.copy(k.scratch), format.codes.bias)
+        emit_panel(k, format, block, 1, k.copy(k.scratch), kept_bias(format))
         emit_decode(k, format, k.copy(k.scratch), y + first * (4 * block_len),
                     [4 * block_len * i for i in steps])
         done += 8
@@ -10360,14 +10622,18 @@ def _check_key(emit, parameters):
 
 
 def _trial_tensor(fmt, n_out, n_in, rng):
-    """Return a Tensor of random blocks of finite scales: no byte has the bits of infinity."""
-    finite = bytes(b if b & 0x7C != 0x7C else b ^ 0x40 for b in range(256))
+    """Return a Tensor of random blocks with finite scales, another in each."""
     n_bytes = fmt.n_bytes(n_out * n_in)
     data = rng.getrandbits(8 * n_bytes).to_bytes(n_bytes, "little")
     if fmt.name == "F32":                 # its third byte counts too: take numbers
         return Tensor("trial", fmt, (n_out, n_in),
                       array("f", [rng.uniform(-1, 1) for _ in range(n_out * n_in)]).tobytes())
-    return Tensor("trial", fmt, (n_out, n_in), data.translate(finite))
+    if fmt.sub_len is None:               # no byte has the bits of infinity
+        data = data.translate(bytes(b if b & 0x7C != 0x7C else b ^ 0x40 for b in range(256)))
+    else:
+        ds, ms = [[rng.uniform(-1, 1) for _ in range(n_bytes // fmt.block_bytes)] for _ in range(2)]
+        data = fmt.with_scales(data, ds, ms)
+    return Tensor("trial", fmt, (n_out, n_in), data)
 
 
 def _trial(emit, parameters):

@@ -84,7 +84,8 @@ def test_more_families_against_transformers(shared, name, file, device):
 
 QUANTIZED = [("llama", name) for name in (
     "Q2_K", "Q3_K_M", "Q4_0", "Q4_1", "Q4_K_M", "Q4_K_S", "Q5_0", "Q5_1", "Q5_K_M", "Q6_K",
-    "Q8_0")] + [("qwen3", name) for name in ("Q3_K_M", "Q4_1", "Q4_K_M", "Q8_0")]
+    "Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4")] + [
+    ("qwen3", name) for name in ("Q3_K_M", "Q4_1", "Q4_K_M", "Q8_0", "IQ4_XS")]
 
 
 @pytest.mark.deep(device="python")

@@ -334,3 +334,15 @@ def test_unwritten_and_unread_formats_are_refused_by_name():
         FORMATS["F16"].unpack(b"12")
     with pytest.raises(KshipraError, match="NVFP4 is not a block format that kshipra reads"):
         kshipra.LISTED_FORMATS["NVFP4"].decode(bytes(36))
+
+
+@pytest.mark.parametrize("format", BLOCK_FORMATS, ids=lambda f: f.name)
+def test_scales_are_put_where_they_are_read(format):
+    blocks = bytes(range(7, 251)) * format.block_bytes
+    blocks = blocks[:format.block_bytes * 244]
+    ds, ms = [2.0 ** (i % 9 - 4) for i in range(244)], [i / 8 for i in range(244)]
+    made = format.with_scales(blocks, ds, ms)
+    found, codes = format._read_d(made), format.unpack(made)[0]
+    assert list(found) == ds and codes == format.unpack(blocks)[0]
+    if format.m_off is not None:
+        assert list(kshipra._read_f16(made, format.block_bytes, format.m_off)) == ms

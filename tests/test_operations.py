@@ -37,12 +37,8 @@ def random_weight(rng, name, n_out, n_in):
     if row.sub_len is None:
         data = row.encode(random_floats(rng, n_out * n_in))
     else:
-        data = bytearray(rng.randbytes(n_blocks * row.block_bytes))
-        for off in (row.d_off, row.m_off):
-            if off is not None:
-                for block in range(n_blocks):
-                    at = block * row.block_bytes + off
-                    data[at:at + 2] = struct.pack("<e", rng.uniform(-0.01, 0.01))
+        ds, ms = ([rng.uniform(-0.01, 0.01) for _ in range(n_blocks)] for _ in range(2))
+        data = row.with_scales(rng.randbytes(n_blocks * row.block_bytes), ds, ms)
     return Tensor("w", row, (n_out, n_in), bytes(data))
 
 
