@@ -2,6 +2,7 @@
 import gc
 import itertools
 import json
+import math
 import os
 import random
 import subprocess
@@ -259,6 +260,23 @@ def test_long_rows_are_searched_as_the_reference_does(n, k, seed, ties):
     native, plain = native_shared().ops, kshipra.Reference()
     assert native.largest(row, k) == plain.largest(row, k)
     assert native.exp_sum(row, max(row)) == plain.exp_sum(row, max(row))
+
+
+@pytest.mark.parametrize("fmt", kshipra.FORMATS.values(), ids=lambda fmt: fmt.name)
+def test_the_trials_of_every_format_agree_and_are_of_finite_numbers(fmt):
+    native, n_in = native_shared().ops, 2 * max(fmt.block_len, 32)
+    kernels = [(kshipra.emit_embed, (fmt, n_in)), (kshipra.emit_pick, (fmt, n_in))]
+    if fmt.sub_len is None:
+        kernels.append((kshipra.emit_matmul_float, (fmt, n_in)))
+    else:
+        kernels.append((kshipra.emit_matmul, (fmt, n_in, 8, native.isa in kshipra.FULL_U8)))
+        kernels += [(kshipra.emit_matvec, (fmt, n_in, 8, n_rows))
+                    for n_rows in range(1, 1 + kshipra.matvec_rows(fmt))]
+    for emit, parameters in kernels:
+        operation, inputs = kshipra._trial(emit, parameters)
+        for row in operation(kshipra.Reference(), *inputs):
+            assert all(map(math.isfinite, row)) and len(set(row)) > 2
+        native.check(emit, parameters)
 
 
 def test_what_does_not_fit_the_scratch_memory_is_not_run_natively():
