@@ -3199,8 +3199,53 @@ def attend(q, chunks, scale, cap=0.0, sink=None):
     return array("f", [v / l for v in o])
 
 
-# 4.4 The operation surface: what a forward pass may call, and nothing else.  `Native`
-# (chapter 19) offers the same names.
+# 4.4 The operation surface: what a forward pass may call, and nothing else.  `Reference`
+# below is its definition; Part II offers the same names.
+
+class BackendFault(Exception):
+    """A backend cannot compute, or not what it should; the message says why."""
+
+
+class Backend:
+    """What the rest of the engine asks of that which computes; here, the common answers.
+
+    name: the device   isa: its instructions   n_threads: that share its work
+    prefill_rows: how many rows of a prompt make a step
+    Every backend has besides
+        run(forward, model, batch)      the logits of the wanted rows, all finite
+        the operation surface           what `forward` calls; or it is handed a recorder of it
+        timed_run(forward, model, batch)    if it has calls to time: (logits, [(Call, seconds)])
+    Any of them may raise BackendFault; then `fallback` goes on, and gives the same bits.
+    """
+
+    def fallback(self):
+        """Return the backend that goes on when this one cannot."""
+        return Reference()
+
+    def close(self):
+        """Give back threads and memory; the backend is not used again."""
+
+    def argmax(self, row):
+        """Return the lowest index of the largest value of one row of logits."""
+        return row.index(max(row))
+
+    def largest(self, row, k):
+        """Return the indices of the k largest values, the largest first, equal ones in order."""
+        if k == 1:
+            return [row.index(max(row))]
+        if k < len(row) // 8:
+            return heapq.nlargest(k, range(len(row)), key=row.__getitem__)
+        return sorted(range(len(row)), key=row.__getitem__, reverse=True)[:k]
+
+    def exp_sum(self, row, top):
+        """Return the lane sum of exp(value - top)."""
+        return lane_sum(exp([v - top for v in row]))
+
+
+def warn_plain(reason):
+    """Say, in one line, that plain Python computes, and why."""
+    print(f"kshipra: computing in plain Python, which is slow: {reason}", file=sys.stderr)
+
 
 PREPARED_LIMIT_BYTES = 2 << 30          # weights kept unpacked, at most
 
@@ -3217,11 +3262,10 @@ class Route(NamedTuple):
     weights: object
 
 
-class Reference:
+class Reference(Backend):
     """The operations on lists of rows, in plain Python.
 
     matmul: "naive", "tiled" or "packed"; the three give the same bits at different speeds.
-    name, isa, n_threads: what a backend says of itself   prefill_rows: of a prompt, a step
     """
 
     name, isa, n_threads, prefill_rows = "python", "python", 1, 64
@@ -3413,22 +3457,6 @@ class Reference:
         for row in logits:
             check_finite(row)
         return logits
-
-    def argmax(self, row):
-        """Return the lowest index of the largest value of one row of logits."""
-        return row.index(max(row))
-
-    def largest(self, row, k):
-        """Return the indices of the k largest values, the largest first, equal ones in order."""
-        if k == 1:
-            return [row.index(max(row))]
-        if k < len(row) // 8:
-            return heapq.nlargest(k, range(len(row)), key=row.__getitem__)
-        return sorted(range(len(row)), key=row.__getitem__, reverse=True)[:k]
-
-    def exp_sum(self, row, top):
-        """Return the lane sum of exp(value - top)."""
-        return lane_sum(exp([v - top for v in row]))
 
 
 # ---------------------------------------------------------------------------------------
@@ -3932,7 +3960,7 @@ GGUF_MUST_BE = {    # the same for the keys of a GGUF, behind the name of the ar
     "expert_gating_func": 1, "expert_weights_scale": 1, "expert_shared_count": 0,
     "expert_group_count": 1, "leading_dense_block_count": 0, "interleave_moe_layer_step": 1,
 }
-MAX_USED_EXPERTS = 64                   # of MAX_EXPERTS, for one row
+MAX_EXPERTS, MAX_USED_EXPERTS = 512, 64  # there may be, of a layer; and for one row
 
 
 class Hparams:
@@ -4540,16 +4568,31 @@ class Engine:
             for token, pos, seq in rows:
                 self._append(token, pos, seq)
             batch = Batch(rows, list(wanted), self.cache)
-            try:
-                return self.ops.run(forward, self, batch)
-            except NativeFault as fault:
-                warn_plain(fault)
-                self.ops = Reference()
-                return self.ops.run(forward, self, batch)
+            return self.compute(lambda ops: ops.run(forward, self, batch))
         except BaseException:           # leave each sequence as it was
             for seq, length in lengths.values():
                 seq.truncate(length)
             raise
+
+    def compute(self, call):
+        """Return call(backend); where the backend cannot, the one that goes on for it does.
+
+        Whoever needs a backend asks here, each time, so that all change over together.
+        """
+        try:
+            return call(self.ops)
+        except BackendFault as fault:
+            warn_plain(fault)
+            self.ops = self.ops.fallback()
+            return call(self.ops)
+
+    def largest(self, row, k):
+        """As Backend.largest."""
+        return self.compute(lambda ops: ops.largest(row, k))
+
+    def exp_sum(self, row, top):
+        """As Backend.exp_sum."""
+        return self.compute(lambda ops: ops.exp_sum(row, top))
 
     def _append(self, token, pos, seq):
         """Check one row and make room for it in its sequence."""
@@ -4623,7 +4666,7 @@ class Sampler:
 
     temperature: 0 for greedy   top_k: 0 for all   top_p: 1 for all   min_p: 0 for all
     repeat_penalty: 1 for none   seed: a whole number from 0 up, None for a new one each time
-    ops: the backend that looks through long rows of logits
+    ops: what looks through long rows of logits, a Backend or an Engine
     Raises KshipraError for a value outside its range.
     """
 
@@ -9350,9 +9393,6 @@ def _largest_lane(k, best, index):
 # Experts.  Which weight a row meets is known only when a program runs.  To a matrix kernel that is
 # a matter of arguments, so a kernel of its own writes them down and calls it.
 
-MAX_EXPERTS = 512
-
-
 def emit_pick(k, format, n_in):
     """Emit matmul for one pick: the kernel for one row of activations, with its expert's weight.
 
@@ -10204,8 +10244,8 @@ def emit_attention_merge(k, head_dim):
 #
 # A forward pass calls some hundreds of operations, and a call from Python to machine code
 # costs more than many of them.  The one idea: the calls are not made but written down, once.
-# `Native` has the methods of the operation surface (4.4), and each appends a line to a table, the
-# program.
+# A `Recorder` has the methods of the operation surface (4.4), and each appends a line to a
+# table, the program.
 #
 #   line:  address of the kernel | address of its arguments | number of chunks | barrier
 #
@@ -10274,6 +10314,11 @@ def emit_sequence(k):
         calls += 16
 
 
+def address_of(buf):
+    """Return the address of a writable buffer's first byte."""
+    return ctypes.addressof((ctypes.c_char * 0).from_buffer(buf))
+
+
 def _function_address(function):
     return ctypes.cast(function, ctypes.c_void_p).value
 
@@ -10316,7 +10361,7 @@ class Memory:
     def __init__(self, n_bytes):
         self.n_bytes = max(n_bytes, mmap.PAGESIZE)
         self._map = mmap.mmap(-1, self.n_bytes)
-        self.address = ctypes.addressof((ctypes.c_char * 0).from_buffer(self._map))
+        self.address = address_of(self._map)
 
     def view(self, address, n_bytes):
         """Return n_bytes from an address in it, as a memoryview."""
@@ -10346,7 +10391,37 @@ class Buffer:
     span = property(lambda self: (self.address, self.address + self.n_bytes))
 
     def __del__(self):
-        self.program.free(self.address, self.n_bytes)
+        if hasattr(self, "address"):
+            self.program.free(self.address, self.n_bytes)
+
+
+class Span:
+    """A run of memory that recorded calls read or write: what a barrier is decided by."""
+
+    def __init__(self, address, n_bytes):
+        self.span = address, address + n_bytes
+
+
+class Index(NamedTuple):
+    """Where the numbers of n_rows rows will lie when a program runs: i32."""
+    address: int
+    n_rows: int
+
+
+class Recorded(NamedTuple):
+    """What stands for a Batch while its program is recorded: addresses, filled in before a run."""
+    tokens: Index
+    positions: Index
+    wanted: Index
+    tables: int                         # i64, a row each: address of its sequence's page table
+    cache: object
+
+
+class Promise(NamedTuple):
+    """An activation function not yet recorded: a product that follows is taken in with it."""
+    x: Buffer
+    alone: str                          # kernel of the activation alone
+    fused: str                          # and of the activation times another operand
 
 
 def _overlap(xs, ys):
@@ -10354,12 +10429,24 @@ def _overlap(xs, ys):
     return any(a < d and c < b for a, b in xs for c, d in ys)
 
 
+class Call(NamedTuple):
+    """A recorded call of a kernel, as self-check and profile want to know it.
+
+    example: what else a trial of this kernel is made from
+    """
+    kernel: str
+    parameters: tuple
+    fields: dict
+    n_chunks: int
+    example: object
+
+
 class Program:
     """A recorded forward pass for one number of rows.
 
     arena: Memory for the activations; when it is too small, recording goes on for the sake of
     `peak_bytes`, and is then done again in a larger one.
-    calls: what each line is, (emit, parameters, fields, n_chunks), until the record is kept
+    calls: a Call for each line, until the record is kept
     """
 
     def __init__(self, arena):
@@ -10420,7 +10507,7 @@ class Program:
         self.keep.append(args)
         self.lines.append([kernel, args.buffer_info()[0], n_chunks, 0, joins])
 
-    def finish(self, n_threads, give_way, sequence=None):
+    def finish(self, n_threads, sequence=None):
         """Turn the lines into the table that emit_run walks.
 
         sequence: address of emit_sequence, for lines that join; None: they get barriers instead
@@ -10442,164 +10529,33 @@ class Program:
             at = end
         n = len(table) // 4
         self.table, self.n_threads = array("q", table), n_threads
-        self.counters = Memory((n + 1) * COUNTER_BYTES)
         self.counter_bytes = (n + 1) * COUNTER_BYTES
+        self.counters = Memory(self.counter_bytes)
         self.args = array("q", (self.table.buffer_info()[0], n, self.counters.address,
-                                self.counters.address + n * COUNTER_BYTES, n_threads, give_way))
+                                self.counters.address + n * COUNTER_BYTES, n_threads,
+                                system_yield()))
 
     def clear(self):
         """Set all counters to zero, as they must be before a run."""
         ctypes.memset(self.counters.address, 0, self.counter_bytes)
 
 
-class Logits(array):
-    """One row of logits; best: the index of its largest, which the machine code has found."""
+def record_in(arena, write_down):
+    """Return (Program, what write_down(program) returned), in `arena` or, if need be, a larger.
 
-    __slots__ = ("best",)
-
-
-class Span:
-    """A run of memory that recorded calls read or write: what a barrier is decided by."""
-
-    def __init__(self, address, n_bytes):
-        self.span = address, address + n_bytes
-
-
-class Index(NamedTuple):
-    """Where the numbers of n_rows rows will lie when a program runs: i32."""
-    address: int
-    n_rows: int
-
-
-class Recorded(NamedTuple):
-    """What stands for a Batch while its program is recorded: addresses, filled in before a run."""
-    tokens: Index
-    positions: Index
-    wanted: Index
-    tables: int                         # i64, a row each: address of its sequence's page table
-    cache: object
-
-
-class Promise(NamedTuple):
-    """An activation function not yet recorded: a product that follows is taken in with it."""
-    x: Buffer
-    alone: object                       # emit function of the activation alone
-    fused: object                       # and of the activation times another operand
-
-
-# ---------------------------------------------------------------------------------------
-# 18. Threads
-#
-class Team:
-    """The threads that run programs: the caller's and n_threads - 1 workers.
-
-    run_kernel: the native `emit_run`   args: address of the arguments of the run going on
-    turn: number of that run   seen: the last one that each thread has finished
-    A worker sleeps on its lock in `go` between runs, and `turn` tells it whether it was woken
-    for something new.  So a lock may be opened once too often, and a run that Ctrl-C broke off
-    at any point can be completed: a thread that walks a finished table again finds nothing.
+    arena: the target's memory, with address, n_bytes and a class that makes more of it
     """
-
-    def __init__(self, run_kernel, n_threads):
-        self.run_kernel, self.args, self.turn, self.seen = run_kernel, 0, 0, [0] * n_threads
-        self.scratch = [Memory(SCRATCH_BYTES) for _ in range(n_threads)]
-        self.go = [threading.Lock() for _ in range(n_threads)]
-        self.done = [threading.Lock() for _ in range(n_threads)]
-        for lock in self.go + self.done:
-            lock.acquire()
-        self.threads = [threading.Thread(target=self._work, args=(i,), daemon=True)
-                        for i in range(1, n_threads)]
-        for thread in self.threads:
-            thread.start()
-
-    def _work(self, i):
-        while self.args is not None:
-            self.go[i].acquire()
-            if self.seen[i] != self.turn and self.args is not None:
-                self._walk(i)
-                if self.done[i].locked():
-                    self.done[i].release()
-
-    def _walk(self, i):
-        turn = self.turn
-        self.run_kernel(self.args, 0, self.scratch[i].address)
-        self.seen[i] = turn
-
-    def complete(self):
-        """Bring the run going on to its end; nothing to do if it has come there."""
-        for i in range(1, len(self.seen)):
-            if self.seen[i] != self.turn and self.go[i].locked():
-                self.go[i].release()
-        if self.seen[0] != self.turn:
-            self._walk(0)
-        for i in range(1, len(self.seen)):
-            while self.seen[i] != self.turn:
-                self.done[i].acquire()
-
-    def run(self, program):
-        """Run a program on as many threads as it was finished for: all, or the caller's alone."""
-        self.complete()
-        program.clear()
-        self.args = program.args.buffer_info()[0]
-        self.seen[program.n_threads:] = [self.turn + 1] * (len(self.seen) - program.n_threads)
-        self.turn += 1
-        try:
-            self.complete()
-        except BaseException:
-            self.complete()
-            raise
-
-    def close(self):
-        """End the workers."""
-        self.complete()
-        self.args = None
-        for i, thread in enumerate(self.threads, 1):
-            if self.go[i].locked():
-                self.go[i].release()
-            thread.join()
+    while True:
+        program = Program(arena)
+        result = write_down(program)
+        if program.peak_bytes <= arena.n_bytes:
+            return program, result
+        arena = type(arena)(program.peak_bytes)
 
 
-def usable_cores():
-    """Return how many physical cores this process may use, by its affinity and its share."""
-    if hasattr(os, "sched_getaffinity"):
-        cpus = os.sched_getaffinity(0)
-    else:
-        cpus = range(os.cpu_count() or 1)
-    cores = set()
-    for cpu in cpus:
-        try:                            # "0,4" or "0-1": the threads that share a core
-            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as f:
-                cores.add(f.read())
-        except OSError:
-            cores.add(cpu)
-    n = len(cores)
-    try:                                # a container's share of processor time
-        with open("/sys/fs/cgroup/cpu.max") as f:
-            quota, period = f.read().split()
-        if quota != "max":
-            n = min(n, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass
-    return n
+# 17.1 The operation surface, written down.  What is the same for every target stands here.
 
-
-# ---------------------------------------------------------------------------------------
-# 19. Self-check
-#
-class NativeFault(Exception):
-    """Machine code cannot run here, or does not do what it should; the message says why."""
-
-
-SHARES = 8                              # chunks a thread, in which a weight's rows are dealt out
-PANEL_ROWS = 32                         # weight rows of a chunk where many activations meet them
 SLICE = 8192                            # elements of a chunk of an element-wise operation
-ATTENTION_ROWS = 16                     # neighbouring rows that share the loading of keys
-LONG_POSITIONS = 4 * CHUNK              # of a row whose attention is divided by position, too
-PARTS = 4                               # then, units of attention a thread
-SCRATCH_BYTES = 8 << 20                 # of each thread; committed as it is written
-ARENA_BYTES = 16 << 20                  # likewise, so that few recordings are made twice
-KEPT_PROGRAMS = 8                       # the oldest goes first
-FULL_U8 = ("vnni", "avxvnni")           # where dot4_us takes all unsigned bytes, see emit_matmul
 
 
 def f32_bits(x):
@@ -10607,18 +10563,488 @@ def f32_bits(x):
     return struct.unpack("<i", struct.pack("<f", x))[0]
 
 
-def address_of(buf):
-    """Return the address of a writable buffer's first byte."""
-    return ctypes.addressof((ctypes.c_char * 0).from_buffer(buf))
+def _located(**buffers):
+    """Return the fields that tell a kernel where Buffers lie: NAME and NAME_row_bytes."""
+    fields = {}
+    for name, buffer in buffers.items():
+        fields[name], fields[name + "_row_bytes"] = buffer.address, buffer.row_bytes
+    return fields
 
 
-# Before a kernel is trusted on a machine it has to agree with chapter 4 on a small random input,
-# once for each kind.  Only the kernels that a trial can reach through the operation surface on
-# rows of numbers are tried by themselves; quantize runs inside every trial of a matrix.
+class Recorder:
+    """The operations of 4.4 over Buffers instead of rows, written down instead of computed.
 
-def _check_key(emit, parameters):
+    Each method appends lines to `program` and returns the Buffer that they will fill.  What
+    differs from target to target is left to a subclass, which adds
+        matmul and attention    the two whose work it has to divide
+        line(n_chunks, reads, writes, name, *parameters, by_row=False, example=None, **fields)
+                                append a call of the kernel of that name
+        vector(values)          the address of a weight vector, array('f')
+        matrix(w)               (address, Format) of a weight matrix, a Tensor
+        angles(table)           the addresses of a RopeTable's cosines and of its sines
+    Addresses are the target's own.
+    """
+
+    def __init__(self, program):
+        self.program = program
+
+    def buffer(self, n_rows, n):
+        return Buffer(self.program, n_rows, n, 4 * n_rows * n)
+
+    def elementwise(self, kernel, x, *more, c=None):
+        """Record an operation on elements, cut in slices; more: further inputs."""
+        out = self.buffer(x.n_rows, x.n)
+        slice = min(SLICE, -(-x.n // 8) * 8)
+        slices = -(-x.n // slice)
+        fields = dict(_located(x=x, out=out), n=x.n, slice=slice, slices=slices)
+        reads = [x]
+        for y in more:
+            if isinstance(y, Buffer):
+                fields.update(_located(y=y))
+                reads.append(y)
+            else:                       # one row, added to each
+                fields.update(y=self.vector(y), y_row_bytes=0)
+        if c is not None:
+            fields["c_bits"] = f32_bits(c)
+        self.line(x.n_rows * slices, reads, [out], kernel, by_row=slices == 1, **fields)
+        return out
+
+    def done(self, x):
+        """Return x as a Buffer (or a row); what was only promised is recorded now."""
+        return self.elementwise(x.alone, x.x) if isinstance(x, Promise) else x
+
+    def embed(self, w, index):
+        """Record out[r] = row index[r] of w; index: Index."""
+        out = self.buffer(index.n_rows, w.shape[1])
+        address, format = self.matrix(w)
+        self.line(out.n_rows, [], [out], "embed", format, out.n,
+                  tokens=index.address, w=address, y=out.address, y_stride=out.row_bytes)
+        return out
+
+    def quantized(self, x, group):
+        """Return x in int8, in groups of so many rows; once for all matrices that it meets."""
+        if group not in x.quantized:
+            n_blocks = x.n // ACT_BLOCK
+            xq = Buffer(self.program, x.n_rows, x.n, ACT_RECORD * n_blocks * x.n_rows)
+            self.line(x.n_rows, [x], [xq], "quantize", by_row=True, x=x.address,
+                      xq=xq.address, n_blocks=n_blocks, n_rows=x.n_rows, group=group)
+            x.quantized[group] = xq
+        return x.quantized[group]
+
+    def route(self, x, n_used, normalize):
+        assert x.n <= MAX_EXPERTS, "what a route keeps a copy of"
+        experts, weights = self.buffer(x.n_rows, n_used), self.buffer(x.n_rows, n_used)
+        self.line(x.n_rows, [x], [experts, weights], "route", by_row=True, **_located(x=x),
+                  n=x.n, n_used=n_used, normalize=int(normalize),
+                  experts=experts.address, weights=weights.address)
+        return Route(n_used, experts, weights)
+
+    def mix(self, x, route):
+        out = self.buffer(route.weights.n_rows, x.n)
+        self.line(out.n_rows, [x, route.weights], [out], "mix", by_row=True,
+                  **_located(x=x, out=out), weights=route.weights.address, n_used=route.n_used,
+                  n=x.n)
+        return out
+
+    def add(self, x, y):
+        return self.elementwise("add", self.done(x), self.done(y))
+
+    def mul(self, x, y):
+        if isinstance(y, float):
+            return self.elementwise("scale", self.done(x), c=y)
+        if isinstance(x, Promise):      # the activation and the product in one pass
+            return self.elementwise(x.fused, x.x, self.done(y))
+        return self.elementwise("mul", x, self.done(y))
+
+    def silu(self, x):
+        return Promise(self.done(x), "silu", "silu_mul")
+
+    def gelu(self, x):
+        return Promise(self.done(x), "gelu", "gelu_mul")
+
+    def softcap(self, x, cap):
+        return self.elementwise("softcap", x, c=cap)
+
+    def rms_norm(self, x, w, eps):
+        out = self.buffer(x.n_rows, x.n)
+        self.line(x.n_rows, [x], [out], "rms_norm", by_row=True, **_located(x=x, out=out),
+                  w=self.vector(w), n=len(w), runs=x.n // len(w), eps_bits=f32_bits(eps))
+        return out
+
+    def layer_norm(self, x, w, b, eps):
+        out = self.buffer(x.n_rows, x.n)
+        self.line(x.n_rows, [x], [out], "layer_norm", by_row=True, **_located(x=x, out=out),
+                  w=self.vector(w), b=0 if b is None else self.vector(b), n=x.n,
+                  eps_bits=f32_bits(eps))
+        return out
+
+    def rows(self, x, index):
+        out = self.buffer(index.n_rows, x.n)
+        self.line(out.n_rows, [x], [out], "rows", **_located(x=x, out=out), index=index.address,
+                  n=x.n)
+        return out
+
+    def rope(self, x, positions, table, head_dim):
+        out = self.buffer(x.n_rows, x.n)
+        cos, sin = self.angles(table)
+        self.line(x.n_rows, [x], [out], "rope", table.pairing, by_row=True, example=table,
+                  **_located(x=x, out=out), positions=positions.address, cos=cos, sin=sin,
+                  n_heads=x.n // head_dim, head_dim=head_dim, n_rot=table.n_rot)
+        return out
+
+    def argmax(self, x):
+        """Record, for each row, where its largest value is, and whether all are finite."""
+        out = Buffer(self.program, x.n_rows, 4, 16 * x.n_rows)
+        self.line(x.n_rows, [x], [out], "argmax", **_located(x=x), n=x.n, out=out.address)
+        return out
+
+
+# 17.2 Recording for the processor
+
+SHARES = 8                              # chunks a thread, in which a weight's rows are dealt out
+PANEL_ROWS = 32                         # weight rows of a chunk where many activations meet them
+ATTENTION_ROWS = 16                     # neighbouring rows that share the loading of keys
+LONG_POSITIONS = 4 * CHUNK              # of a row whose attention is divided by position, too
+PARTS = 4                               # then, units of attention a thread
+SCRATCH_BYTES = 8 << 20                 # of each thread; committed as it is written
+FULL_U8 = ("vnni", "avxvnni")           # where dot4_us takes all unsigned bytes, see emit_matmul
+
+# The kernels that lines, and the samplers of chapter 19, call by name.
+KERNELS = {emit.__name__[len("emit_"):]: emit for emit in (
+    emit_embed, emit_quantize, emit_matvec, emit_matmul, emit_matmul_float, emit_pick, emit_route,
+    emit_mix, emit_add, emit_mul, emit_scale, emit_silu, emit_gelu, emit_silu_mul, emit_gelu_mul,
+    emit_softcap, emit_rms_norm, emit_layer_norm, emit_rows, emit_rope, emit_kv_store,
+    emit_attention, emit_attention_merge, emit_argmax, emit_compact, emit_exp_sum, emit_run,
+    emit_sequence)}
+
+
+class Kernels:
+    """Compiled kernels: each is encoded when it is first asked for.
+
+    found: (name, parameters) -> (address, Builder)   codes: what they lie in
+    """
+
+    def __init__(self, isa):
+        self.isa, self.found, self.codes = isa, {}, []
+
+    def __call__(self, name, *parameters):
+        """Return (address, Builder) of a kernel.  Raises BackendFault."""
+        key = name, parameters
+        if key not in self.found:
+            k = build(KERNELS[name], *parameters)
+            code, reason = compile_kernels([k], self.isa)
+            if code is None:
+                raise BackendFault(reason)
+            self.codes.append(code)
+            self.found[key] = code.addresses[0], k
+        return self.found[key]
+
+    def close(self):
+        for code in self.codes:
+            code.close()
+
+
+class Resident:
+    """What programs read where it lies: weights, and tables of angles at fixed addresses.
+
+    held: by id, weights, and what was made of them; holding them keeps the ids their own
+    ropes: by id, (RopeTable, Memory of its cosines, of its sines, [positions filled in])
+    """
+
+    def __init__(self):
+        self.held, self.ropes = {}, {}
+
+    def vector(self, values):
+        """Return the address of a weight vector, array('f')."""
+        self.held[id(values)] = values
+        return values.buffer_info()[0]
+
+    def matrix(self, w):
+        """Return w itself, or, where its rows do not lie one after another, a copy that does."""
+        if id(w) not in self.held:
+            self.held[id(w)] = w, w if w.contiguous else Tensor(
+                w.name, FORMATS["F32"], w.shape, w.floats().tobytes())
+        return self.held[id(w)][1]
+
+    def experts(self, w):
+        """Return the address of the addresses of a list of matrices, each contiguous."""
+        if id(w) not in self.held:
+            self.held[id(w)] = w, array("q", [expert.address() for expert in w])
+        return self.held[id(w)][1].buffer_info()[0]
+
+    def angles(self, table, n_positions):
+        """Return the addresses of a RopeTable's cosines and of its sines."""
+        if id(table) not in self.ropes:
+            n_bytes = 4 * n_positions * len(table.freqs)
+            self.ropes[id(table)] = table, Memory(n_bytes), Memory(n_bytes), [0]
+        return [memory.address for memory in self.ropes[id(table)][1:3]]
+
+    def fill(self, last):
+        """Bring the cosines and sines of positions up to `last` to where kernels read them."""
+        for table, cos, sin, filled in self.ropes.values():
+            if last >= filled[0]:
+                table.rows(last)
+                done = len(table.freqs) * filled[0]
+                for memory, values in ((cos, table.cos), (sin, table.sin)):
+                    memory.write(4 * done, memoryview(values)[done:])
+                filled[0] = len(table.cos) // len(table.freqs)
+
+
+class Recording(Recorder):
+    """One recording for the processor's threads.
+
+    kernels: Kernels   resident: Resident   n_positions: of the tables of angles
+    divided: whether the attention of one row is divided among the threads by position
+    """
+
+    def __init__(self, program, kernels, resident, n_threads, n_positions, divided):
+        super().__init__(program)
+        self.kernels, self.resident, self.n_threads = kernels, resident, n_threads
+        self.n_positions, self.divided = n_positions, divided
+
+    def line(self, n_chunks, reads, writes, name, *parameters, by_row=False, example=None,
+             **fields):
+        if n_chunks:
+            address, k = self.kernels(name, *parameters)
+            self.program.line(address, n_chunks, [b.span for b in reads],
+                              [b.span for b in writes], k.args_array(**fields), by_row)
+            self.program.calls.append(Call(name, parameters, fields, n_chunks, example))
+
+    def vector(self, values):
+        return self.resident.vector(values)
+
+    def matrix(self, w):
+        w = self.resident.matrix(w)
+        return w.address(), w.format
+
+    def angles(self, table):
+        return self.resident.angles(table, self.n_positions)
+
+    def chunk_rows(self, w, n_rows):
+        """Return how many rows of a weight make a chunk: a multiple of 8, some chunks a thread."""
+        n_out, n_in = w.shape
+        if not w.format.sub_len or n_rows <= matvec_rows(w.format):
+            return max(8, n_out // (SHARES * self.n_threads) + 7 & ~7)
+        rows = PANEL_ROWS if n_rows > 16 else PANEL_ROWS // 2
+        while matmul_scratch_bytes(w.format, n_in, rows) > SCRATCH_BYTES:
+            if rows == 8:
+                raise BackendFault(f"rows of {n_in} weights are too long for its scratch memory")
+            rows //= 2
+        return rows
+
+    def matmul(self, w, x, route=None):
+        x = self.done(x)
+        if route is not None:
+            return self.matmul_picks(w, x, route)
+        w = self.resident.matrix(w)
+        n_out, n_in = w.shape
+        out = self.buffer(x.n_rows, n_out)
+        chunk_rows = self.chunk_rows(w, x.n_rows)
+        fields = dict(w=w.address(), y=out.address, n_out=n_out, chunk_rows=chunk_rows,
+                      n_rows=x.n_rows, y_stride=out.row_bytes)
+        n_chunks = -(-n_out // chunk_rows) if x.n_rows else 0
+        if w.format.sub_len is None:
+            self.line(n_chunks, [x], [out], "matmul_float", w.format, n_in,
+                      x=x.address, **fields)
+            return out
+        xq = self.quantized(x, min(x.n_rows, ACT_GROUP))
+        if x.n_rows <= matvec_rows(w.format):
+            kernel = "matvec", w.format, n_in, min(8, n_out), x.n_rows
+        else:                           # VNNI multiplies bytes without a sign up to 255
+            kernel = "matmul", w.format, n_in, min(8, n_out), self.kernels.isa in FULL_U8
+        self.line(n_chunks, [xq], [out], *kernel, x=xq.address, **fields)
+        return out
+
+    def matmul_picks(self, w, x, route):
+        """Record matmul with a route.
+
+        w: a list of matrices of one shape and format, contiguous
+        """
+        format, (n_out, n_in) = w[0].format, w[0].shape
+        n_picks = route.experts.n_rows * route.n_used
+        out = self.buffer(n_picks, n_out)
+        chunk_rows = max(8, n_out * n_picks // (SHARES * self.n_threads) + 7 & ~7)
+        if n_picks > route.n_used:      # rows may share experts, and then what a cache holds
+            chunk_rows = min(chunk_rows, PANEL_ROWS)
+        if format.sub_len is None:
+            kernel = "matmul_float", format, n_in
+        else:
+            x, kernel = self.quantized(x, 1), ("matvec", format, n_in, min(8, n_out), 1)
+        self.line(-(-n_out // chunk_rows) * n_picks, [x, route.experts], [out], "pick", format,
+                  n_in, kernel=self.kernels(*kernel)[0], table=self.resident.experts(w),
+                  x=x.address, y=out.address, n_out=n_out, chunk_rows=chunk_rows,
+                  y_stride=out.row_bytes, experts=route.experts.address, n_picks=n_picks,
+                  per_row=n_picks // x.n_rows)
+        return out
+
+    def attention(self, q, k, v, batch, layer, spec):
+        pool, out = batch.cache, self.buffer(q.n_rows, q.n)
+        self.program.keep.append(batch)     # and by it the pool and the page tables
+        arena = address_of(pool.arena)
+        pages = Span(arena + pool.layer_offs[layer], 1)     # stands for the layer's part of all
+        common = dict(tables=batch.tables, positions=batch.positions.address,
+                      arena=arena, page_bytes=pool.page_bytes,
+                      layer_off=pool.layer_offs[layer], page_size=pool.page_size,
+                      n_kv_heads=spec.n_kv_heads)
+        self.line(q.n_rows, [k, v], [pages], "kv_store", pool.kv_type, spec.head_dim,
+                  by_row=True, **_located(k=k, v=v), **common)
+        heads, parts, rows = self.attention_shares(q.n_rows, spec)
+        scratch, slots, partials = AttentionScratch(spec.head_dim), 0, None
+        if scratch.n_bytes > SCRATCH_BYTES:
+            raise BackendFault(f"heads of {spec.head_dim} are too wide for its scratch memory")
+        if parts > 1:
+            slots = pool.n_pages * pool.page_size // CHUNK + 1
+            partials = Buffer(self.program, q.n_rows, slots,
+                              q.n_rows * spec.n_heads * slots * scratch.slot_bytes)
+        shared = dict(_located(out=out), n_heads=spec.n_heads, window=spec.window, slots=slots,
+                      partials=partials.address if partials else 0,
+                      sinks=0 if spec.sinks is None else self.vector(spec.sinks))
+        units = -(-q.n_rows // rows) * (spec.n_heads // heads)
+        self.line(units * parts, [q, pages], [partials or out], "attention", pool.kv_type,
+                  spec.head_dim, bool(spec.cap), example=(pool, spec), **_located(q=q),
+                  scale_bits=f32_bits(spec.scale), cap_bits=f32_bits(spec.cap), n_rows=q.n_rows,
+                  rows=rows, heads=heads, parts=parts, **shared, **common)
+        if partials:
+            self.line(q.n_rows * spec.n_heads, [partials], [out], "attention_merge",
+                      spec.head_dim, example=(pool, spec), positions=batch.positions.address,
+                      heads=1, **shared)
+        return out
+
+    def attention_shares(self, n_rows, spec):
+        """Return (heads, parts, rows): how many of them a unit of attention takes together.
+
+        parts: in how many the positions of a unit are divided
+        """
+        group, parts = spec.n_heads // spec.n_kv_heads, 1
+        heads = max(h for h in range(1, 9) if group % h == 0)
+        rows = 1 if n_rows < ATTENTION_ROWS else min(ATTENTION_ROWS, ATTENTION_PAIRS // heads)
+        units = -(-n_rows // rows) * (spec.n_heads // heads)
+        if self.divided and rows == 1 and units < PARTS * self.n_threads:
+            parts = -(-PARTS * self.n_threads // units)
+        else:
+            while heads % 2 == 0 and units < self.n_threads:
+                heads, units = heads // 2, 2 * units    # rather than a thread without a unit
+        assert rows * heads <= ATTENTION_PAIRS, "what a unit of attention keeps"
+        return heads, parts, rows
+
+
+# ---------------------------------------------------------------------------------------
+# 18. Threads
+#
+# The threads of a run share one program: the caller's thread walks its table, and so does each
+# worker.  Between runs a worker sleeps on a lock.  What makes that safe is written at Team.
+
+class Team:
+    """The threads that run programs: the caller's, which is number 0, and workers.
+
+    run_kernel: the native `emit_run`   n_threads: how many there are; fewer than asked for
+    where the system gives no more   job: (number of the run going on, its Program)
+    seen: the last run that each thread has finished
+
+    Worker i sleeps in go[i].acquire(), the caller in done[i].acquire(); so each lock is taken by
+    one thread only and opened by one only.  Nobody is forgotten, and nobody waits for ever:
+    - A run becomes public in one assignment, to `job`, before any lock is opened for it.  A
+      worker looks at `job` after it got its lock.  If go[i] is open already, from an earlier
+      run, then worker i has yet to take it, and looks afterwards.
+    - Worker i sets seen[i], then opens done[i] if it is closed.  The caller looks at seen[i],
+      and takes done[i] only while the run is not seen.  If done[i] was still open, from an
+      earlier run, it takes that for nothing, looks again and takes again; it sleeps only if the
+      worker has yet to come to seen[i], and then the worker finds done[i] closed and opens it.
+    - A lock may be opened once too often (a worker that finds nothing new sleeps again), and a
+      table walked once too often: all chunks are taken, and at each barrier of a finished run
+      enough threads have arrived.  So a run that Ctrl-C broke off at any line of `run` or
+      `complete` is completed by calling `complete` again, before the next one begins.
+    - `job` holds the program, and that its arena, inputs and arguments, until it is completed.
+    """
+
+    def __init__(self, run_kernel, n_threads):
+        self.run_kernel, self.job, self.threads = run_kernel, (0, None), []
+        self.seen = [0] * n_threads
+        self.scratch = [Memory(SCRATCH_BYTES) for _ in range(n_threads)]
+        self.go = [threading.Lock() for _ in range(n_threads)]
+        self.done = [threading.Lock() for _ in range(n_threads)]
+        for lock in self.go + self.done:
+            lock.acquire()
+        for i in range(1, n_threads):
+            thread = threading.Thread(target=self._work, args=(i,), daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:   # a limit on processes; a subinterpreter
+                print(f"kshipra: going on with {i} of {n_threads} threads: {error}",
+                      file=sys.stderr)
+                break
+            self.threads.append(thread)
+        self.n_threads = len(self.threads) + 1
+
+    def _work(self, i):
+        while True:
+            self.go[i].acquire()
+            if self.job is None:
+                return
+            turn, program = self.job
+            if self.seen[i] != turn and i < program.n_threads:
+                self._walk(i, turn, program)
+                if self.done[i].locked():
+                    self.done[i].release()
+            del program
+
+    def _walk(self, i, turn, program):
+        self.run_kernel(program.args.buffer_info()[0], 0, self.scratch[i].address)
+        self.seen[i] = turn
+
+    def complete(self):
+        """Bring the run going on to its end; nothing to do if it has come there."""
+        turn, program = self.job
+        workers = range(1, program.n_threads if program else 1)
+        for i in workers:
+            if self.seen[i] != turn and self.go[i].locked():
+                self.go[i].release()
+        if self.seen[0] != turn:
+            self._walk(0, turn, program)
+        for i in workers:
+            while self.seen[i] != turn:
+                self.done[i].acquire()
+
+    def run(self, program):
+        """Run a program on as many threads as it was finished for: all, or the caller's alone."""
+        self.complete()
+        program.clear()
+        self.job = self.job[0] + 1, program
+        try:
+            self.complete()
+        except BaseException:
+            self.complete()
+            raise
+
+    def close(self):
+        """End the workers, after the run going on."""
+        if self.job is None:
+            return
+        self.complete()
+        self.job = None
+        for i, thread in enumerate(self.threads, 1):
+            if self.go[i].locked():
+                self.go[i].release()
+            if thread is not threading.current_thread():    # which may be what collects garbage
+                thread.join()
+
+
+# ---------------------------------------------------------------------------------------
+# 19. Self-check
+#
+# Before a kernel is trusted on a machine it has to agree with chapter 4 on a small random
+# input, once for each kind.  A trial is an operation of 4.4 and its inputs: the reference
+# computes it, and a program of its own does.  Then the parts of Part II are put together: the
+# backend `Native`.
+
+ARENA_BYTES = 16 << 20                  # committed as it is written; so few recordings are redone
+KEPT_PROGRAMS = 8                       # the oldest goes first
+TRIAL_POSITIONS = 4                     # of a rope's table, whatever the model's context
+
+
+def _check_key(kernel, parameters):
     """Return what makes two kernels alike enough to be tried once: n_in and lanes do not count."""
-    return (emit, *[p for p in parameters if isinstance(p, (str, Format))], *parameters[3:])
+    return (kernel, *[p for p in parameters if isinstance(p, (str, Format))], *parameters[3:])
 
 
 def _trial_tensor(fmt, n_out, n_in, rng):
@@ -10636,69 +11062,57 @@ def _trial_tensor(fmt, n_out, n_in, rng):
     return Tensor("trial", fmt, (n_out, n_in), data)
 
 
-def _trial(emit, parameters):
-    """Return (function of (ops, inputs), inputs) that uses a kernel, or None.
+def _trial_rows(n_rows, n, seed=1):
+    """Return rows of numbers for a trial."""
+    rng = random.Random(seed)
+    return [array("f", [rng.uniform(-2, 2) for _ in range(n)]) for _ in range(n_rows)]
 
-    An input is rows of numbers, or row numbers (ints).
-    """
+
+# Each trial returns (function of (ops, inputs), inputs).  An input is rows of numbers, or row
+# numbers (ints).
+
+def _matrix_trial(kernel, parameters):
+    fmt, n_in, *rest = parameters       # rest: lanes, then n_rows of emit_matvec
+    matrix = _trial_tensor(fmt, rest[0] if rest else 8, n_in, random.Random(1))
+    x = _trial_rows(rest[1] if kernel == "matvec" else 9, n_in)
+    return (lambda ops, x: ops.matmul(matrix, x)), [x]
+
+
+def _embed_trial(fmt, n):
+    matrix = _trial_tensor(fmt, 5, n, random.Random(1))
+    return (lambda ops, index: ops.embed(matrix, index)), [[4, 0, 3]]
+
+
+def _pick_trial(fmt, n_in):
     rng = random.Random(1)
-
-    def rows(n_rows, n):
-        return [array("f", [rng.uniform(-2, 2) for _ in range(n)]) for _ in range(n_rows)]
-
-    x, y, (w, b) = rows(3, 37), rows(3, 37), rows(2, 37)
-    if emit in (emit_matvec, emit_matmul, emit_matmul_float):
-        fmt, n_in, *rest = parameters                   # rest: lanes, then n_rows of emit_matvec
-        matrix = _trial_tensor(fmt, rest[0] if rest else 8, n_in, rng)
-        x = rows(rest[1] if emit is emit_matvec else 9, n_in)
-        return (lambda ops, x: ops.matmul(matrix, x)), [x]
-    if emit is emit_embed:
-        matrix = _trial_tensor(parameters[0], 5, parameters[1], rng)
-        return (lambda ops, index: ops.embed(matrix, index)), [[4, 0, 3]]
-    if emit is emit_pick:
-        experts = [_trial_tensor(parameters[0], 8, parameters[1], rng) for _ in range(4)]
-        return (lambda ops, x, y: ops.matmul(experts, x, ops.route(y, 2, True))), [
-            rows(3, parameters[1]), rows(3, 4)]
-    if emit in (emit_route, emit_mix):
-        return (lambda ops, x, y: ops.add(ops.mix(x, ops.route(y, 3, True)),
-                                          ops.mix(x, ops.route(y, 3, False)))), [rows(9, 21), x]
-    return {
-        emit_add: ((lambda ops, x, y: ops.add(x, y)), [x, y]),
-        emit_mul: ((lambda ops, x, y: ops.mul(x, y)), [x, y]),
-        emit_scale: ((lambda ops, x: ops.mul(x, 0.375)), [x]),
-        emit_silu: ((lambda ops, x: ops.silu(x)), [x]),
-        emit_gelu: ((lambda ops, x: ops.gelu(x)), [x]),
-        emit_silu_mul: ((lambda ops, x, y: ops.mul(ops.silu(x), y)), [x, y]),
-        emit_gelu_mul: ((lambda ops, x, y: ops.mul(ops.gelu(x), y)), [x, y]),
-        emit_softcap: ((lambda ops, x: ops.softcap(x, 3.0)), [x]),
-        emit_rms_norm: ((lambda ops, x: ops.rms_norm(x, w, f32(1e-5))), [x]),
-        emit_layer_norm: ((lambda ops, x: ops.layer_norm(x, w, b, f32(1e-5))), [x]),
-        emit_rows: ((lambda ops, x, index: ops.rows(x, index)), [x, [2, 0]]),
-        emit_argmax: ((lambda ops, x: ops.argmax(x) if isinstance(ops, Native) else [
-            array("i", (ops.argmax(row), f32_bits(max(row)), 0, 0)) for row in x]), [x]),
-    }.get(emit)
+    experts = [_trial_tensor(fmt, 8, n_in, rng) for _ in range(4)]
+    return (lambda ops, x, y: ops.matmul(experts, x, ops.route(y, 2, True))), [
+        _trial_rows(3, n_in), _trial_rows(3, 4, 2)]
 
 
-TRIAL_POSITIONS = 4                     # of a rope's table, whatever the model's context
+def _route_trial():
+    return (lambda ops, x, y: ops.add(ops.mix(x, ops.route(y, 3, True)),
+                                      ops.mix(x, ops.route(y, 3, False)))), [
+        _trial_rows(9, 21), _trial_rows(3, 37, 2)]
 
 
 def _rope_trial(table):
-    """Return (function, inputs) that turns two heads of rows at positions 0, 1 and 3."""
+    """Turn two heads of rows at positions 0, 1 and 3."""
     dim = table.n_rot + 1
     x = [array("f", [(r + 2) / (i + 1) for i in range(2 * dim)]) for r in range(3)]
     return (lambda ops, x, index: ops.rope(x, index, table, dim)), [x, [0, 1, 3]]
 
 
 def _attention_trial(cache, spec):
-    """Return (function, inputs) that stores and attends to positions about a chunk's border.
+    """Store and attend to positions about a chunk's border.
 
     One head of keys and its queries, in a small pool of the same kind of cache.
     """
-    rng, dim, positions = random.Random(2), spec.head_dim, list(range(CHUNK - 3, CHUNK + 2))
-    group = spec.n_heads // spec.n_kv_heads
+    dim, positions = spec.head_dim, list(range(CHUNK - 3, CHUNK + 2))
+    group = min(8, spec.n_heads // spec.n_kv_heads)
     spec = spec._replace(n_heads=group, n_kv_heads=1, window=10, sinks=None)
-    q, k, v = ([array("f", [rng.uniform(-2, 2) for _ in range(n)]) for _ in positions]
-               for n in (group * dim, dim, dim))
+    q, k, v = (_trial_rows(len(positions), n, seed)
+               for seed, n in enumerate((group * dim, dim, dim)))
     seq = types.SimpleNamespace(table=array("i", (1, 0)))
     tables = array("q", [seq.table.buffer_info()[0]] * len(positions))
 
@@ -10710,477 +11124,254 @@ def _attention_trial(cache, spec):
     return operation, [q, k, v, positions]
 
 
-class Native:
-    """The operation surface as a recorder of programs.
+def _largest(ops, x):
+    """Record emit_argmax, or return what it must find: index, bits of the value, 0, 0."""
+    return ops.argmax(x) if isinstance(ops, Recorder) else [
+        array("i", (ops.argmax(row), f32_bits(max(row)), 0, 0)) for row in x]
 
-    Each method appends lines to self.program and returns the Buffer that they will fill.
-    kernels: (emit, parameters) -> (address, Builder)   codes: what they lie in
-    programs: the records, by number of rows
-    owned: by id, weights that lie where programs expect them   tables: see table_memory
-    unchecked, checked: kernels used so far and those that agreed with chapter 4, by _check_key
-    examples: for rope and attention, what their trials are made from
-    arena: Memory for the Buffers   peak_bytes: used of it, at most
-    inputs: for tokens, positions and the like of n_inputs rows
+
+def _simple_trials():
+    """Return the trials of kernels without parameters, by name."""
+    x, y, (w, b) = _trial_rows(3, 37), _trial_rows(3, 37, 2), _trial_rows(2, 37, 3)
+    return {
+        "add": ((lambda ops, x, y: ops.add(x, y)), [x, y]),
+        "mul": ((lambda ops, x, y: ops.mul(x, y)), [x, y]),
+        "scale": ((lambda ops, x: ops.mul(x, 0.375)), [x]),
+        "silu": ((lambda ops, x: ops.silu(x)), [x]),
+        "gelu": ((lambda ops, x: ops.gelu(x)), [x]),
+        "silu_mul": ((lambda ops, x, y: ops.mul(ops.silu(x), y)), [x, y]),
+        "gelu_mul": ((lambda ops, x, y: ops.mul(ops.gelu(x), y)), [x, y]),
+        "softcap": ((lambda ops, x: ops.softcap(x, 3.0)), [x]),
+        "rms_norm": ((lambda ops, x: ops.rms_norm(x, w, f32(1e-5))), [x]),
+        "layer_norm": ((lambda ops, x: ops.layer_norm(x, w, b, f32(1e-5))), [x]),
+        "rows": ((lambda ops, x, index: ops.rows(x, index)), [x, [2, 0]]),
+        "argmax": (_largest, [x]),
+        "sequence": ((lambda ops, x, y: ops.mul(ops.add(x, y), y)), [x, y]),
+    }
+
+
+TRIED_WITHIN = {"quantize": "that of a matrix", "kv_store": "that of attention"}
+
+
+def trial_of(call):
+    """Return the trial of a recorded Call; None for a kernel that other trials contain."""
+    kernel, parameters = call.kernel, call.parameters
+    if kernel in ("matvec", "matmul", "matmul_float"):
+        return _matrix_trial(kernel, parameters)
+    if kernel == "embed":
+        return _embed_trial(*parameters)
+    if kernel == "pick":
+        return _pick_trial(*parameters)
+    if kernel in ("route", "mix"):
+        return _route_trial()
+    if kernel == "rope":
+        return _rope_trial(call.example)
+    if kernel in ("attention", "attention_merge"):
+        return _attention_trial(*call.example)
+    return None if kernel in TRIED_WITHIN else _simple_trials()[kernel]
+
+
+def compute_alone(native, operation, inputs, kernel=None):
+    """Return (rows, as bytes, of operation(ops, *inputs), kernels called): a program by itself.
+
+    kernel: what is tried; some are called only where lines join, or attention is divided
+    """
+    places, resident, divided = [], Resident(), kernel == "attention_merge"
+
+    def write_down(program):
+        recording = Recording(program, native.kernels, resident,
+                              2 * PARTS if divided else 1, TRIAL_POSITIONS, divided)
+        places[:] = [recording.buffer(len(x), len(x[0]) if isinstance(x[0], array) else 1)
+                     for x in inputs]
+        return recording.done(operation(recording, *(
+            place if isinstance(x[0], array) else Index(place.address, len(x))
+            for place, x in zip(places, inputs))))
+
+    program, out = record_in(Memory(ARENA_BYTES), write_down)
+    program.finish(1, native.kernels("sequence")[0] if kernel == "sequence" else None)
+    for place, x in zip(places, inputs):
+        rows = x if isinstance(x[0], array) else [array("i", x)]
+        program.arena.write(place.address - program.arena.address, b"".join(map(bytes, rows)))
+    resident.fill(TRIAL_POSITIONS - 1)
+    program.keep.append(resident)
+    native.team.run(program)
+    return ([ctypes.string_at(out.address + r * out.row_bytes, out.row_bytes)
+             for r in range(out.n_rows)], {call.kernel for call in program.calls})
+
+
+def check_kernel(native, call):
+    """Compare a recorded kernel with the reference on a small input.  Raises BackendFault."""
+    trial = trial_of(call)
+    if trial:
+        expected = [row.tobytes() for row in trial[0](Reference(), *trial[1])]
+        found, called = compute_alone(native, *trial, call.kernel)
+        assert call.kernel in called or call.kernel == "sequence", "a trial tries its kernel"
+        if found != expected:
+            raise BackendFault(f"the {native.isa} code of {call.kernel}{call.parameters} does "
+                               "not compute on this machine what it should")
+
+
+class RowSearch:
+    """What a sampler asks about one row of logits, outside of any program.
+
+    kernels: Kernels
     """
 
-    name, prefill_rows = "native", 192      # a multiple of the six rows that a tile holds
+    def __init__(self, kernels):
+        self.kernels = kernels
 
-    def __init__(self, isa, n_threads):
-        self.isa, self.n_threads, self.codes = isa, n_threads, []
-        self.program, self.kernels, self.owned, self.tables = None, {}, {}, {}
-        self.unchecked, self.checked, self.examples = {}, set(), {}
-        self.arena, self.peak_bytes = Memory(ARENA_BYTES), 0
-        self.inputs, self.n_inputs, self.programs = None, 0, {}
-        self.team = Team(KERNEL_FUNCTION(self.kernel(emit_run)[0]), n_threads)
+    def call(self, kernel, row, **fields):
+        """Run a kernel on one row, an array('f')."""
+        address, builder = self.kernels(kernel)
+        args = builder.args_array(x=row.buffer_info()[0], x_row_bytes=0, n=len(row), **fields)
+        KERNEL_FUNCTION(address)(args.buffer_info()[0], 0, 0)
 
-    def kernel(self, emit, *parameters):
-        """Return (address, Builder) of a kernel, encoded on first use.  Raises NativeFault."""
-        key = emit, parameters
-        if key not in self.kernels:
-            k = build(emit, *parameters)
-            code, reason = compile_kernels([k], self.isa)
-            if code is None:
-                raise NativeFault(reason)
-            self.codes.append(code)
-            self.kernels[key] = code.addresses[0], k
-        return self.kernels[key]
+    def largest(self, row, k):
+        """As Backend.largest; only what reaches a threshold is sorted."""
+        found, n = array("i", (0, 0, 0, 0)), len(row)
+        self.call("argmax", row, out=found.buffer_info()[0])
+        top, depth, count = row[found[0]], 2.0, array("q", (0,))
+        values, indices = Memory(4 * n), Memory(4 * n)
+        while count[0] < k:
+            if top - depth < -F32_MAX:
+                raise BackendFault("the machine code for sampling finds too few numbers")
+            depth *= 2
+            threshold = array("f", (top - depth,))
+            self.call("compact", row, capacity=n, threshold=threshold.buffer_info()[0],
+                      values=values.address, indices=indices.address,
+                      counts=count.buffer_info()[0])
+        pairs = zip(array("f", ctypes.string_at(values.address, 4 * count[0])),
+                    array("i", ctypes.string_at(indices.address, 4 * count[0])))
+        return [i for _, i in sorted(pairs, key=lambda pair: (-pair[0], pair[1]))[:k]]
 
-    def __del__(self):
-        """End the threads, then free the code that they ran."""
-        if hasattr(self, "team"):
-            self.team.close()
-        for code in self.codes:
-            code.close()
+    def exp_sum(self, row, top):
+        """As Backend.exp_sum."""
+        top, out = array("f", (top,)), array("f", (0.0,))
+        self.call("exp_sum", row, top=top.buffer_info()[0], out=out.buffer_info()[0])
+        return out[0]
 
-    # Recording
+    def check(self):
+        """Compare the kernels with the reference.  Raises BackendFault."""
+        row, = _trial_rows(1, 77, 3)
+        plain = Reference()
+        if self.largest(row, 20) != plain.largest(row, 20) or \
+                self.exp_sum(row, row[0]) != plain.exp_sum(row, row[0]):
+            raise BackendFault(f"the {self.kernels.isa} code for sampling does not compute on "
+                               "this machine what it should")
 
-    def line(self, n_chunks, reads, writes, emit, *parameters, by_row=False, **fields):
-        """Append a call of a kernel to the program being recorded."""
-        if n_chunks:
-            self.unchecked.setdefault(_check_key(emit, parameters), (emit, parameters))
-            address, k = self.kernel(emit, *parameters)
-            self.program.line(address, n_chunks, [b.span for b in reads],
-                              [b.span for b in writes], k.args_array(**fields), by_row)
-            self.program.calls.append((emit, parameters, fields, n_chunks))
 
-    def buffer(self, n_rows, n):
-        return Buffer(self.program, n_rows, n, 4 * n_rows * n)
+class Inputs:
+    """Where programs find the rows of a run: tables (i64), tokens, positions, wanted (i32)."""
 
-    def vector(self, values):
-        """Return the address of a weight vector, array('f'), which is kept."""
-        self.owned[id(values)] = values
-        return values.buffer_info()[0]
+    def __init__(self, n_rows):
+        self.n_rows, self.memory = n_rows, Memory(20 * n_rows)
 
-    def matrix(self, w):
-        """Return w itself, or, where its rows do not lie one after another, a copy that does."""
-        if w.contiguous:
-            return w
-        if id(w) not in self.owned:
-            self.owned[id(w)] = w, Tensor(w.name, FORMATS["F32"], w.shape, w.floats().tobytes())
-        return self.owned[id(w)][1]
-
-    def chunk_rows(self, w, n_rows):
-        """Return how many rows of a weight make a chunk: a multiple of 8, some chunks a thread."""
-        n_out, n_in = w.shape
-        if not w.format.sub_len or n_rows <= matvec_rows(w.format):
-            return max(8, n_out // (SHARES * self.n_threads) + 7 & ~7)
-        rows = PANEL_ROWS if n_rows > 16 else PANEL_ROWS // 2
-        while matmul_scratch_bytes(w.format, n_in, rows) > SCRATCH_BYTES:
-            if rows == 8:
-                raise NativeFault(f"rows of {n_in} weights are too long for its scratch memory")
-            rows //= 2
-        return rows
-
-    def elementwise(self, emit, x, *more, c=None):
-        """Record an operation on elements, cut in slices; more: further inputs."""
-        out = self.buffer(x.n_rows, x.n)
-        slice = min(SLICE, -(-x.n // 8) * 8)
-        slices = -(-x.n // slice)
-        fields = dict(x=x.address, x_row_bytes=x.row_bytes, out=out.address,
-                      out_row_bytes=out.row_bytes, n=x.n, slice=slice, slices=slices)
-        reads = [x]
-        for y in more:
-            if isinstance(y, Buffer):
-                fields.update(y=y.address, y_row_bytes=y.row_bytes)
-                reads.append(y)
-            else:                       # one row, added to each
-                fields.update(y=self.vector(y), y_row_bytes=0)
-        if c is not None:
-            fields["c_bits"] = f32_bits(c)
-        self.line(x.n_rows * slices, reads, [out], emit, by_row=slices == 1, **fields)
-        return out
-
-    # The operation surface: each operation as in 4.4, over Buffers instead of rows.
-
-    def embed(self, w, index):
-        """Record out[r] = row index[r] of w; index: Index."""
-        w = self.matrix(w)
-        out = self.buffer(index.n_rows, w.shape[1])
-        self.line(out.n_rows, [], [out], emit_embed, w.format, w.shape[1],
-                  tokens=index.address, w=w.address(), y=out.address, y_stride=out.row_bytes)
-        return out
-
-    def quantized(self, x, group):
-        """Return x in int8, in groups of so many rows; once for all matrices that it meets."""
-        if group not in x.quantized:
-            n_blocks = x.n // ACT_BLOCK
-            xq = Buffer(self.program, x.n_rows, x.n, ACT_RECORD * n_blocks * x.n_rows)
-            self.line(x.n_rows, [x], [xq], emit_quantize, by_row=True, x=x.address,
-                      xq=xq.address, n_blocks=n_blocks, n_rows=x.n_rows, group=group)
-            x.quantized[group] = xq
-        return x.quantized[group]
-
-    def matmul(self, w, x, route=None):
-        x = self.done(x)
-        if route is not None:
-            return self.matmul_picks(w, x, route)
-        w = self.matrix(w)
-        n_out, n_in = w.shape
-        out = self.buffer(x.n_rows, n_out)
-        chunk_rows = self.chunk_rows(w, x.n_rows)
-        fields = dict(w=w.address(), y=out.address, n_out=n_out, chunk_rows=chunk_rows,
-                      n_rows=x.n_rows, y_stride=out.row_bytes)
-        n_chunks = -(-n_out // chunk_rows) if x.n_rows else 0
-        if w.format.sub_len is None:
-            self.line(n_chunks, [x], [out], emit_matmul_float, w.format, n_in,
-                      x=x.address, **fields)
-            return out
-        xq = self.quantized(x, min(x.n_rows, ACT_GROUP))
-        if x.n_rows <= matvec_rows(w.format):
-            kernel = emit_matvec, w.format, n_in, min(8, n_out), x.n_rows
-        else:                           # VNNI multiplies bytes without a sign up to 255
-            kernel = emit_matmul, w.format, n_in, min(8, n_out), self.isa in FULL_U8
-        self.line(n_chunks, [xq], [out], *kernel, x=xq.address, **fields)
-        return out
-
-    def matmul_picks(self, w, x, route):
-        """Record matmul with a route.
-
-        w: a list of matrices of one shape and format, contiguous
-        """
-        format, (n_out, n_in) = w[0].format, w[0].shape
-        n_picks = route.experts.n_rows * route.n_used
-        if id(w) not in self.owned:
-            self.owned[id(w)] = w, array("q", [expert.address() for expert in w])
-        out = self.buffer(n_picks, n_out)
-        chunk_rows = max(8, n_out * n_picks // (SHARES * self.n_threads) + 7 & ~7)
-        if n_picks > route.n_used:      # rows may share experts, and then what a cache holds
-            chunk_rows = min(chunk_rows, PANEL_ROWS)
-        if format.sub_len is None:
-            kernel = emit_matmul_float, format, n_in
-        else:
-            x, kernel = self.quantized(x, 1), (emit_matvec, format, n_in, min(8, n_out), 1)
-        self.line(-(-n_out // chunk_rows) * n_picks, [x, route.experts], [out], emit_pick, format,
-                  n_in, kernel=self.kernel(*kernel)[0],
-                  table=self.owned[id(w)][1].buffer_info()[0], x=x.address, y=out.address,
-                  n_out=n_out, chunk_rows=chunk_rows, y_stride=out.row_bytes,
-                  experts=route.experts.address, n_picks=n_picks, per_row=n_picks // x.n_rows)
-        return out
-
-    def route(self, x, n_used, normalize):
-        assert x.n <= MAX_EXPERTS, "what a route keeps a copy of"
-        experts, weights = self.buffer(x.n_rows, n_used), self.buffer(x.n_rows, n_used)
-        self.line(x.n_rows, [x], [experts, weights], emit_route, by_row=True, x=x.address,
-                  x_row_bytes=x.row_bytes, n=x.n, n_used=n_used, normalize=int(normalize),
-                  experts=experts.address, weights=weights.address)
-        return Route(n_used, experts, weights)
-
-    def mix(self, x, route):
-        n_rows = route.weights.n_rows
-        out = self.buffer(n_rows, x.n)
-        self.line(n_rows, [x, route.weights], [out], emit_mix, by_row=True, x=x.address,
-                  x_row_bytes=x.row_bytes, weights=route.weights.address, n_used=route.n_used,
-                  out=out.address, out_row_bytes=out.row_bytes, n=x.n)
-        return out
-
-    def add(self, x, y):
-        return self.elementwise(emit_add, self.done(x), self.done(y))
-
-    def mul(self, x, y):
-        if isinstance(y, float):
-            return self.elementwise(emit_scale, self.done(x), c=y)
-        if isinstance(x, Promise):      # the activation and the product in one pass
-            return self.elementwise(x.fused, x.x, self.done(y))
-        return self.elementwise(emit_mul, x, self.done(y))
-
-    def silu(self, x):
-        return Promise(self.done(x), emit_silu, emit_silu_mul)
-
-    def gelu(self, x):
-        return Promise(self.done(x), emit_gelu, emit_gelu_mul)
-
-    def done(self, x):
-        """Return x as a Buffer (or a row); what was only promised is recorded now."""
-        return self.elementwise(x.alone, x.x) if isinstance(x, Promise) else x
-
-    def softcap(self, x, cap):
-        return self.elementwise(emit_softcap, x, c=cap)
-
-    def rms_norm(self, x, w, eps):
-        out = self.buffer(x.n_rows, x.n)
-        self.line(x.n_rows, [x], [out], emit_rms_norm, by_row=True, x=x.address,
-                  x_row_bytes=x.row_bytes, out=out.address, out_row_bytes=out.row_bytes,
-                  w=self.vector(w), n=len(w), runs=x.n // len(w), eps_bits=f32_bits(eps))
-        return out
-
-    def layer_norm(self, x, w, b, eps):
-        out = self.buffer(x.n_rows, x.n)
-        self.line(x.n_rows, [x], [out], emit_layer_norm, by_row=True, x=x.address,
-                  x_row_bytes=x.row_bytes, out=out.address, out_row_bytes=out.row_bytes,
-                  w=self.vector(w), b=0 if b is None else self.vector(b), n=x.n,
-                  eps_bits=f32_bits(eps))
-        return out
-
-    def rows(self, x, index):
-        out = self.buffer(index.n_rows, x.n)
-        self.line(out.n_rows, [x], [out], emit_rows, x=x.address, x_row_bytes=x.row_bytes,
-                  index=index.address, out=out.address, out_row_bytes=out.row_bytes, n=x.n)
-        return out
-
-    def rope(self, x, positions, table, head_dim):
-        out = self.buffer(x.n_rows, x.n)
-        cos, sin = self.table_memory(table)
-        self.examples[emit_rope, table.pairing] = table
-        self.line(x.n_rows, [x], [out], emit_rope, table.pairing, by_row=True, x=x.address,
-                  x_row_bytes=x.row_bytes, out=out.address, out_row_bytes=out.row_bytes,
-                  positions=positions.address, cos=cos.address, sin=sin.address,
-                  n_heads=x.n // head_dim, head_dim=head_dim, n_rot=table.n_rot)
-        return out
-
-    def attention(self, q, k, v, batch, layer, spec):
-        pool, out = batch.cache, self.buffer(q.n_rows, q.n)
-        arena = address_of(pool.arena)
-        pages = Span(arena + pool.layer_offs[layer], 1)     # stands for the layer's part of all
-        self.examples[emit_attention, spec.head_dim] = pool, spec
-        common = dict(tables=batch.tables, positions=batch.positions.address,
-                      arena=arena, page_bytes=pool.page_bytes,
-                      layer_off=pool.layer_offs[layer], page_size=pool.page_size,
-                      n_kv_heads=spec.n_kv_heads)
-        self.line(q.n_rows, [k, v], [pages], emit_kv_store, pool.kv_type,
-                  spec.head_dim, by_row=True, k=k.address, k_row_bytes=k.row_bytes, v=v.address,
-                  v_row_bytes=v.row_bytes, **common)
-        group = spec.n_heads // spec.n_kv_heads
-        heads, parts, slots = max(h for h in range(1, 9) if group % h == 0), 1, 0
-        rows = 1 if q.n_rows < ATTENTION_ROWS else min(ATTENTION_ROWS, ATTENTION_PAIRS // heads)
-        units = -(-q.n_rows // rows) * (spec.n_heads // heads)
-        partials = None
-        if self.long and rows == 1 and units < PARTS * self.n_threads:
-            parts = -(-PARTS * self.n_threads // units)
-            slots = pool.n_pages * pool.page_size // CHUNK + 1
-            partials = Buffer(self.program, q.n_rows, slots, q.n_rows * spec.n_heads * slots
-                              * AttentionScratch(spec.head_dim).slot_bytes)
-        else:
-            while heads % 2 == 0 and units < self.n_threads:
-                heads, units = heads // 2, 2 * units    # rather than a thread without a unit
-        assert rows * heads <= ATTENTION_PAIRS, "what a unit of attention keeps"
-        if AttentionScratch(spec.head_dim).n_bytes > SCRATCH_BYTES:
-            raise NativeFault(f"heads of {spec.head_dim} are too wide for its scratch memory")
-        shared = dict(out=out.address, out_row_bytes=out.row_bytes, n_heads=spec.n_heads,
-                      window=spec.window, slots=slots,
-                      partials=partials.address if partials else 0,
-                      sinks=0 if spec.sinks is None else self.vector(spec.sinks))
-        self.line(units * parts, [q, pages], [partials or out], emit_attention, pool.kv_type,
-                  spec.head_dim, bool(spec.cap), q=q.address, q_row_bytes=q.row_bytes,
-                  scale_bits=f32_bits(spec.scale), cap_bits=f32_bits(spec.cap), n_rows=q.n_rows,
-                  rows=rows, heads=heads, parts=parts, **shared, **common)
-        if partials:
-            self.examples[emit_attention_merge, spec.head_dim] = pool, spec
-            self.line(q.n_rows * spec.n_heads, [partials], [out], emit_attention_merge,
-                      spec.head_dim, positions=batch.positions.address, heads=1, **shared)
-        return out
-
-    def argmax(self, x):
-        """Record, for each row, where its largest value is, and whether all are finite."""
-        out = Buffer(self.program, x.n_rows, 4, 16 * x.n_rows)
-        self.line(x.n_rows, [x], [out], emit_argmax, x=x.address, x_row_bytes=x.row_bytes, n=x.n,
-                  out=out.address)
-        return out
-
-    # Running
-
-    def run(self, forward, model, batch):
-        """Return the logits of the wanted rows: record the forward pass, or use the record."""
-        key = len(batch.tokens), len(batch.wanted), self.is_long(batch), id(batch.cache)
-        program = self.programs.get(key)
-        if program is None:
-            program = self.record(forward, model, batch)
-            program.calls = None
-            if len(self.programs) == KEPT_PROGRAMS:
-                del self.programs[next(iter(self.programs))]
-            self.programs[key] = program
-        self.fill(batch)
-        self.team.run(program)
-        return self.logits(program)
-
-    def is_long(self, batch):
-        """Return whether the attention of some row is worth dividing among the threads."""
-        return self.n_threads > 1 and max(batch.positions) >= LONG_POSITIONS
-
-    def timed_run(self, forward, model, batch):
-        """Return (logits, [(emit, parameters, fields, n_chunks, seconds)]): a run line by line.
-
-        Every line gets a barrier, and the threads note the time after each.
-        """
-        program = self.record(forward, model, batch)
-        program.lines = [[0, 0, 0, 1, 0]] + [line[:3] + [1, 0] for line in program.lines]
-        program.finish(self.n_threads, system_yield())
-        untimed = self.team.run_kernel
-        self.team.run_kernel = KERNEL_FUNCTION(self.kernel(emit_run, system_clock())[0])
-        try:
-            self.fill(batch)
-            self.team.run(program)
-        finally:
-            self.team.run_kernel = untimed
-        stamps = [system_time(program.counters.address + COUNTER_BYTES * i + STAMP_OFF)
-                  for i in range(len(program.lines))]
-        seconds = map(sub, stamps[1:], stamps)
-        return self.logits(program), [(*call, s) for call, s in zip(program.calls, seconds)]
-
-    def record(self, forward, model, batch):
-        """Return the Program of a forward pass over so many rows."""
-        n_rows, n_wanted = len(batch.tokens), len(batch.wanted)
-        if n_rows > self.n_inputs:      # earlier programs hold the address of the smaller ones
-            self.n_inputs = max(n_rows, self.prefill_rows)
-            self.inputs = Memory(20 * self.n_inputs)
-            self.programs.clear()
-        at = self.inputs.address
-        recorded = Recorded(Index(at + 8 * self.n_inputs, n_rows),
-                            Index(at + 12 * self.n_inputs, n_rows),
-                            Index(at + 16 * self.n_inputs, n_wanted), at, batch.cache)
-        self.n_positions, self.long = model.ctx_size, self.is_long(batch)
-        while True:
-            self.program = program = Program(self.arena)
-            result = forward(model, self, recorded)
-            best = self.argmax(result)
-            if program.peak_bytes <= self.arena.n_bytes:
-                break
-            self.programs.clear()       # they hold addresses in the arena that now goes
-            self.arena = Memory(program.peak_bytes)
-            del result, best, program
-        self.peak_bytes = max(self.peak_bytes, program.peak_bytes)
-        program.finish(self.n_threads, system_yield(), self.kernel(emit_sequence)[0])
-        program.output = result.address, best.address, n_wanted, result.n
-        program.cache = batch.cache     # keeps the id in the key its own
-        self.program = None
-        if not self.checked:
-            self.check_rows()
-        for key in set(self.unchecked) - self.checked:
-            self.check(*self.unchecked[key])
-            self.checked.add(key)
-        return program
-
-    def check(self, emit, parameters):
-        """Compare a kernel with the reference on a small random input.  Raises NativeFault."""
-        if emit is emit_rope:
-            trial = _rope_trial(self.examples[emit_rope, parameters[0]])
-        elif emit in (emit_attention, emit_attention_merge):    # the latter as part of the former
-            head_dim = parameters[1 if emit is emit_attention else 0]
-            trial = _attention_trial(*self.examples[emit, head_dim])
-        else:
-            trial = _trial(emit, parameters)
-        if trial:
-            operation, inputs = trial
-            expected = operation(Reference(), *inputs)
-            if self.compute(operation, inputs) != [row.tobytes() for row in expected]:
-                raise NativeFault(f"the {self.isa} code of {emit.__name__[5:]}{parameters} does "
-                                  "not compute on this machine what it should")
-
-    def compute(self, operation, inputs):
-        """Return the rows, as bytes, of operation(self, *inputs), recorded and run by itself."""
-        recording, arena = self.program, Memory(ARENA_BYTES)
-        try:
-            while True:
-                self.program = program = Program(arena)
-                places = [self.buffer(len(x), len(x[0]) if isinstance(x[0], array) else 1)
-                          for x in inputs]
-                out = self.done(operation(self, *(
-                    place if isinstance(x[0], array) else Index(place.address, len(x))
-                    for place, x in zip(places, inputs))))
-                if program.peak_bytes <= arena.n_bytes:
-                    break
-                arena = Memory(program.peak_bytes)
-            program.finish(1, 0)
-            for place, x in zip(places, inputs):
-                rows = x if isinstance(x[0], array) else [array("i", x)]
-                arena.write(place.address - arena.address, b"".join(map(bytes, rows)))
-            self.fill_tables(TRIAL_POSITIONS - 1)
-            self.team.run(program)
-            return [ctypes.string_at(out.address + r * out.row_bytes, out.row_bytes)
-                    for r in range(out.n_rows)]
-        finally:
-            self.program = recording
+    def recorded(self, batch):
+        """Return the Recorded that stands for a batch of as many rows as this one."""
+        at = self.memory.address
+        tokens, positions, wanted = (at + off * self.n_rows for off in (8, 12, 16))
+        n_rows = len(batch.tokens)
+        return Recorded(Index(tokens, n_rows), Index(positions, n_rows),
+                        Index(wanted, len(batch.wanted)), at, batch.cache)
 
     def fill(self, batch):
         """Write what a batch holds to where the programs look for it."""
         for off, kind, values in (
                 (0, "q", [seq.table.buffer_info()[0] for seq in batch.sequences]),
                 (8, "i", batch.tokens), (12, "i", batch.positions), (16, "i", batch.wanted)):
-            self.inputs.write(off * self.n_inputs, array(kind, values))
-        self.fill_tables(max(batch.positions))
+            self.memory.write(off * self.n_rows, array(kind, values))
 
-    def fill_tables(self, last):
-        """Bring the cosines and sines of positions up to `last` to where kernels read them."""
-        for table, cos, sin, filled in self.tables.values():
-            if last >= filled[0]:
-                table.rows(last)
-                done = len(table.freqs) * filled[0]
-                for memory, values in ((cos, table.cos), (sin, table.sin)):
-                    memory.write(4 * done, memoryview(values)[done:])
-                filled[0] = len(table.cos) // len(table.freqs)
 
-    def table_memory(self, table):
-        """Return the Memory of a RopeTable's cosines and of its sines, at fixed addresses."""
-        if id(table) not in self.tables:
-            n_bytes = 4 * max(self.n_positions, TRIAL_POSITIONS) * len(table.freqs)
-            self.tables[id(table)] = table, Memory(n_bytes), Memory(n_bytes), [0]
-        return self.tables[id(table)][1:3]
+class Logits(array):
+    """One row of logits; best: the index of its largest, which the machine code has found."""
 
-    # What a sampler asks about one row of logits, outside of any program
+    __slots__ = ("best",)
 
-    def on_row(self, emit, row, **fields):
-        """Run a kernel on one row, an array('f')."""
-        address, builder = self.kernel(emit)
-        args = builder.args_array(x=row.buffer_info()[0], x_row_bytes=0, n=len(row), **fields)
-        KERNEL_FUNCTION(address)(args.buffer_info()[0], 0, 0)
 
-    def largest(self, row, k):
-        """As Reference.largest; of a long row only what reaches a threshold is sorted."""
-        if k > len(row) // 8 or len(row) < 4096:
-            return Reference.largest(self, row, k)
-        return self.compact_largest(row, k)
+class Native(Backend):
+    """The backend of machine code: records programs, checks their kernels, runs them.
 
-    def compact_largest(self, row, k):
-        found, n = array("i", (0, 0, 0, 0)), len(row)
-        self.on_row(emit_argmax, row, out=found.buffer_info()[0])
-        top, depth, count = row[found[0]], 2.0, array("q", (0,))
-        values, indices = Memory(4 * n), Memory(4 * n)
-        while count[0] < k:
-            depth *= 2
-            threshold = array("f", (top - depth,))
-            self.on_row(emit_compact, row, capacity=n, threshold=threshold.buffer_info()[0],
-                        values=values.address, indices=indices.address,
-                        counts=count.buffer_info()[0])
-        pairs = zip(array("f", ctypes.string_at(values.address, 4 * count[0])),
-                    array("i", ctypes.string_at(indices.address, 4 * count[0])))
-        return [i for _, i in sorted(pairs, key=lambda pair: (-pair[0], pair[1]))[:k]]
+    kernels: Kernels   resident: Resident   row_search: RowSearch   team: Team
+    programs: the records, by number of rows
+    checked: the kinds of kernels that agreed with chapter 4, by _check_key
+    arena: Memory for the Buffers   peak_bytes: used of it, at most   inputs: Inputs
+    """
 
-    def exp_sum(self, row, top):
-        """As Reference.exp_sum."""
-        top, out = array("f", (top,)), array("f", (0.0,))
-        self.on_row(emit_exp_sum, row, top=top.buffer_info()[0], out=out.buffer_info()[0])
-        return out[0]
+    name, prefill_rows = "native", 192      # a multiple of the six rows that a tile holds
 
-    def check_rows(self):
-        """Compare the kernels for one row with the reference.  Raises NativeFault."""
-        rng, plain = random.Random(3), Reference()
-        row = array("f", [rng.uniform(-9, 9) for _ in range(77)])
-        if self.compact_largest(row, 20) != plain.largest(row, 20) or \
-                self.exp_sum(row, row[0]) != plain.exp_sum(row, row[0]):
-            raise NativeFault(f"the {self.isa} code for sampling does not compute on this machine "
-                              "what it should")
+    def __init__(self, isa, n_threads):
+        self.isa, self.kernels, self.resident = isa, Kernels(isa), Resident()
+        self.row_search, self.checked = RowSearch(self.kernels), set()
+        self.arena, self.peak_bytes = Memory(ARENA_BYTES), 0
+        self.inputs, self.programs = Inputs(self.prefill_rows), {}
+        self.team = Team(KERNEL_FUNCTION(self.kernels("run")[0]), n_threads)
+        self.n_threads = self.team.n_threads
 
-    def logits(self, program):
-        """Return a copy of the logits that a program left, a row each."""
+    def close(self):
+        """End the threads, then free the code that they ran."""
+        if hasattr(self, "team"):
+            self.team.close()
+        if hasattr(self, "kernels"):
+            self.kernels.close()
+
+    __del__ = close
+
+    def run(self, forward, model, batch):
+        """Return the logits of the wanted rows: record the forward pass, or use the record."""
+        divided = self.is_divided(batch)
+        key = len(batch.tokens), len(batch.wanted), divided, id(batch.cache)
+        program = self.programs.get(key)
+        if program is None:
+            program = self.record(forward, model, batch, divided)
+            program.calls = None
+            if len(self.programs) == KEPT_PROGRAMS:
+                del self.programs[next(iter(self.programs))]
+            self.programs[key] = program
+        return self.run_program(program, batch)
+
+    def is_divided(self, batch):
+        """Return whether the attention of some row is worth dividing among the threads."""
+        return self.n_threads > 1 and max(batch.positions) >= LONG_POSITIONS
+
+    def record(self, forward, model, batch, divided):
+        """Return the Program of a forward pass over so many rows; all its kernels are checked."""
+        if len(batch.tokens) > self.inputs.n_rows:
+            self.programs.clear()
+            self.inputs = Inputs(len(batch.tokens))
+        n_positions = max(model.ctx_size, TRIAL_POSITIONS)
+
+        def write_down(program):
+            recording = Recording(program, self.kernels, self.resident, self.n_threads,
+                                  n_positions, divided)
+            result = forward(model, recording, self.inputs.recorded(batch))
+            return result, recording.argmax(result)
+
+        program, (logits, best) = record_in(self.arena, write_down)
+        if program.arena is not self.arena:     # then the smaller one serves nobody
+            self.programs.clear()
+            self.arena = program.arena
+        self.peak_bytes = max(self.peak_bytes, program.peak_bytes)
+        program.finish(self.n_threads, self.kernels("sequence")[0])
+        program.output = logits.address, best.address, logits.n_rows, logits.n
+        program.inputs = self.inputs
+        self.check(program)
+        return program
+
+    def check(self, program):
+        """Try what has not been tried of the kernels that a program calls, and the sampler's."""
+        if not self.checked:
+            self.row_search.check()
+        for call in program.calls + [Call("sequence", (), {}, 1, None)]:
+            key = _check_key(call.kernel, call.parameters)
+            if key not in self.checked:
+                check_kernel(self, call)
+                self.checked.add(key)
+
+    def run_program(self, program, batch):
+        """Fill in a batch, run the program, and return a copy of its logits, a row each."""
+        program.inputs.fill(batch)
+        self.resident.fill(max(batch.positions))
+        self.team.run(program)
         address, best_address, n_rows, n = program.output
         best, out = array("i", ctypes.string_at(best_address, 16 * n_rows)), []
         for r in range(n_rows):
@@ -11192,15 +11383,37 @@ class Native:
             out.append(row)
         return out
 
+    def timed_run(self, forward, model, batch):
+        """Return (logits, [(Call, seconds)]): a run line by line.
+
+        Every line gets a barrier, and the threads note the time after each.
+        """
+        program = self.record(forward, model, batch, self.is_divided(batch))
+        program.lines = [[0, 0, 0, 1, 0]] + [line[:3] + [1, 0] for line in program.lines]
+        program.finish(self.n_threads)
+        untimed = self.team.run_kernel
+        self.team.run_kernel = KERNEL_FUNCTION(self.kernels("run", system_clock())[0])
+        try:
+            logits = self.run_program(program, batch)
+        finally:
+            self.team.run_kernel = untimed
+        stamps = [system_time(program.counters.address + COUNTER_BYTES * i + STAMP_OFF)
+                  for i in range(len(program.lines))]
+        return logits, list(zip(program.calls, map(sub, stamps[1:], stamps)))
+
+    def largest(self, row, k):
+        """As Backend.largest; of a few out of many, by kernels."""
+        if k > len(row) // 8 or len(row) < 4096:
+            return super().largest(row, k)
+        return self.row_search.largest(row, k)
+
+    def exp_sum(self, row, top):
+        return self.row_search.exp_sum(row, top)
+
 
 def native_refusal():
     """Return why machine code cannot be used here, or None."""
     return choose_isa(os.environ)[1]
-
-
-def warn_plain(reason):
-    """Say, in one line, that plain Python computes, and why."""
-    print(f"kshipra: computing in plain Python, which is slow: {reason}", file=sys.stderr)
 
 
 # ---------------------------------------------------------------------------------------
@@ -11243,9 +11456,9 @@ def call_cost(name, args, out):
     return name, 4 * (n_in + n_out), OPERATIONS_EACH.get(name, 1) * n_out
 
 
-def line_cost(model, batch, emit, parameters, fields, n_chunks):
-    """Return (operation, bytes, operations) of a line of a program."""
-    name = emit.__name__[len("emit_"):]
+def line_cost(model, batch, call):
+    """Return (operation, bytes, operations) of a line of a program, a Call."""
+    name, parameters, fields, n_chunks = call[:4]
     if name in ("matvec", "matmul", "matmul_float"):
         return matrix_cost(parameters[0], fields["n_out"], parameters[1], fields["n_rows"])
     if name == "pick":
@@ -11308,11 +11521,16 @@ class Profile:
     def run(self, forward, model, batch):
         """Run a forward pass, timed: call by call, or line by line of a recorded program."""
         if not hasattr(self.ops, "timed_run"):
-            return forward(model, self, batch)
+            return self.ops.run(lambda *_: forward(model, self, batch), model, batch)
         logits, calls = self.ops.timed_run(forward, model, batch)
-        for *call, seconds in calls:
-            self.note(line_cost(model, batch, *call), seconds)
+        for call, seconds in calls:
+            self.note(line_cost(model, batch, call), seconds)
         return logits
+
+    def fallback(self):
+        """Go on timing, on what the backend falls back to."""
+        self.ops = self.ops.fallback()
+        return self
 
 
 # What a call must move and compute.  A matrix counts its weights once, an activation 4 bytes
@@ -11356,10 +11574,11 @@ def profile(model, prompt, n):
 
     prompt: token ids   -> {"prefill" and "decode": [a dict for each operation]}
     """
-    found, seq, ops, choose = {}, Sequence(model.cache), model.ops, Sampler(temperature=0)
+    found, seq, choose = {}, Sequence(model.cache), Sampler(temperature=0)
+    timed = Profile(model.ops)
     try:
         for phase in ("prefill", "decode"):
-            model.ops = Profile(ops)
+            model.ops = timed = Profile(timed.ops)
             if phase == "prefill":
                 logits = prefill(model, seq, prompt)
             else:
@@ -11368,9 +11587,9 @@ def profile(model, prompt, n):
                     logits = model.step([(token, len(seq.tokens), seq)])[0]
             found[phase] = [
                 dict(zip(("operation", "calls", "seconds", "bytes", "operations"), (name, *line)))
-                for name, line in model.ops.lines.items()]
+                for name, line in timed.lines.items()]
     finally:
-        model.ops = ops
+        model.ops = timed.ops
         seq.truncate(0)
     return found
 
@@ -11667,7 +11886,7 @@ class Model(Engine):
                                f"{', '.join(STRATEGIES)}")
         # The last token needs no place in the cache.
         limit = self.check_limit(max_tokens, self.ctx_size - len(ids) + 1)
-        sampler, n_vocab = Sampler(ops=self.ops, **sampling), self.tokenizer.n_vocab
+        sampler, n_vocab = Sampler(ops=self, **sampling), self.tokenizer.n_vocab
 
         def choose(logits, past):
             return sampler(logits, past, n_vocab)
@@ -11709,15 +11928,22 @@ def choose_backend(device, threads, weight_bytes):
     if device == "python":
         return Reference()
     isa, reason = choose_isa(os.environ)
-    if isa is None:
+
+    def plain(reason):
         if device == "native":
             raise KshipraError(f"machine code cannot be used: {reason}; use --device python")
         if os.environ.get("KSHIPRA_ISA") != "python":
             warn_plain(reason)
         return Reference()
+
+    if isa is None:
+        return plain(reason)
     if threads is None:
         threads = usable_cores() if weight_bytes > SMALL_BYTES else 1
-    return Native(isa, threads)
+    try:
+        return Native(isa, threads)
+    except BackendFault as fault:
+        return plain(fault)
 
 
 def give_back_memory():

@@ -67,7 +67,7 @@ def test_attention_may_be_divided_by_position(monkeypatch, truth, n_threads):
     e = engine(n_threads=n_threads)
     assert run(e, IDS, [18, 1, 1, 1, 1, 40, 1, 3, 8, 64, 13]) == truth
     assert {key[2] for key in e.ops.programs} == {False, True}
-    assert any(emit is kshipra.emit_attention_merge for emit, _ in e.ops.kernels)
+    assert any(name == "attention_merge" for name, _ in e.ops.kernels.found)
 
 
 @tiny.examples(6, suppress_health_check=list(HealthCheck))
@@ -243,12 +243,80 @@ def test_a_wrong_kernel_is_found_and_the_reference_goes_on(monkeypatch, capsys, 
     def emit_add_wrong(k):
         kshipra.emit_mul(k)
     emit_add_wrong.__name__ = "emit_add"
-    monkeypatch.setattr(kshipra, "emit_add", emit_add_wrong)
+    monkeypatch.setitem(kshipra.KERNELS, "add", emit_add_wrong)
     e = engine()
     assert run(e, IDS[:20]) == truth[:20]
     assert isinstance(e.ops, kshipra.Reference)
     message = capsys.readouterr().err
     assert message.count("\n") == 1 and "add" in message and "plain Python" in message
+
+def dead(emit):
+    """Return an emitter of a kernel with the arguments of another, that does nothing."""
+    def emit_dead(k, *parameters, **options):
+        k.fields.update(kshipra.build(emit, *parameters, **options).fields)
+    return emit_dead
+
+
+FAULTY = {"llama": ("embed quantize matvec matmul add mul silu_mul rms_norm rows rope kv_store "
+                    "attention argmax compact exp_sum run sequence").split(),
+          "gpt2": ["layer_norm", "gelu"], "gemma2": ["scale", "gelu_mul", "softcap"],
+          "mixtral": ["route", "mix", "pick", "matmul_float"]}
+
+
+@pytest.mark.parametrize("arch, name", [(a, name) for a in FAULTY for name in FAULTY[a]])
+def test_each_kernel_is_tried_before_it_is_believed(monkeypatch, tmp_path, capsys, arch, name):
+    """P33, P35: whichever is wrong, one line says so, and the text is that of plain Python."""
+    path = tiny.write(tmp_path / "m.gguf", arch, format="Q8_0", hidden=32, ffn=64,
+                      window=8 if arch == "gemma2" else 0)
+    options = dict(max_tokens=4, ignore_eos=True, temperature=1.3, top_k=0, top_p=0.9, seed=3)
+    expected = list(kshipra.load(path, "python").generate_ids(tiny.ids(20), **options))
+    monkeypatch.setitem(kshipra.KERNELS, name, dead(kshipra.KERNELS[name]))
+    model = kshipra.load(path)
+    assert list(model.generate_ids(tiny.ids(20), **options)) == expected
+    assert isinstance(model.ops, kshipra.Reference)
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and "plain Python" in message
+
+
+def test_a_faulty_merge_is_found_when_it_is_first_needed(monkeypatch, truth, capsys):
+    monkeypatch.setattr(kshipra, "LONG_POSITIONS", 20)
+    monkeypatch.setitem(kshipra.KERNELS, "attention_merge", dead(kshipra.emit_attention_merge))
+    e = engine(n_threads=2)
+    assert run(e, IDS, [18, 1, 1, 1, 1, 40, 1, 3, 8, 64, 13]) == truth
+    assert isinstance(e.ops, kshipra.Reference) and "attention_merge" in capsys.readouterr().err
+
+
+def test_every_kernel_is_tried_or_within_another():
+    """Of those that programs call; the sampler's are checked together, `run` in each trial."""
+    named = {name for names in FAULTY.values() for name in names}
+    assert named | {"silu", "attention_merge"} == set(kshipra.KERNELS)
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+@pytest.mark.parametrize("n", range(0, 28, 3))
+def test_a_refusal_to_compile_at_any_time(monkeypatch, tmp_path, capsys, n, profiled):
+    """The n-th kernel gets no executable memory: plain Python goes on, also under a profile."""
+    path = tiny.write(tmp_path / "m.gguf", format="Q8_0")
+    options = dict(max_tokens=5, temperature=1.3, top_k=0, seed=3)
+    expected = list(kshipra.load(path, "python").generate_ids(tiny.ids(20), **options))
+    compiled, right = [], kshipra.compile_kernels
+
+    def refuse(kernels, isa):
+        compiled.append(kernels)
+        return right(kernels, isa) if len(compiled) <= n else (None, "no memory for code")
+    monkeypatch.setattr(kshipra, "compile_kernels", refuse)
+    model = kshipra.load(path)
+    if profiled:
+        found = kshipra.profile(model, tiny.ids(20), 3)
+        assert {line["operation"] for line in found["decode"]} & {"matmul Q8_0"}
+        assert not isinstance(model.ops, kshipra.Profile)
+    assert list(model.generate_ids(tiny.ids(20), **options)) == expected
+    if len(compiled) > n:
+        assert isinstance(model.ops, kshipra.Reference)
+        assert capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(kshipra.KshipraError, match="--device python"):
+        monkeypatch.setattr(kshipra, "compile_kernels", lambda kernels, isa: (None, "no memory"))
+        kshipra.load(path, "native")
 
 
 @tiny.examples(8)
@@ -281,14 +349,14 @@ def test_the_trials_of_every_format_agree_and_are_of_finite_numbers(fmt):
 
 def test_what_does_not_fit_the_scratch_memory_is_not_run_natively():
     """A file may say that a row holds a million weights; the scratch of a thread has a size."""
-    native = kshipra.Native(kshipra.choose_isa(os.environ)[0], 1)
+    native = kshipra.Recording(None, None, kshipra.Resident(), 1, 1, False)
     for name in ("Q8_0", "Q2_K"):
         fmt, n_in = kshipra.FORMATS[name], 1 << 19
         w = kshipra.Tensor("w", fmt, (8, n_in), bytes(fmt.n_bytes(8 * n_in)))
         assert kshipra.matmul_scratch_bytes(fmt, n_in, native.chunk_rows(w, 32)) \
             <= kshipra.SCRATCH_BYTES
         wide = kshipra.Tensor("w", fmt, (8, 8 * n_in), bytes(fmt.n_bytes(64 * n_in)))
-        with pytest.raises(kshipra.NativeFault, match="too long"):
+        with pytest.raises(kshipra.BackendFault, match="too long"):
             native.chunk_rows(wide, 32)
 
 
@@ -314,7 +382,7 @@ def test_a_trial_larger_than_its_memory_gets_more():
     """Nine rows of 160,000 numbers are 5.8 MB."""
     native = kshipra.Native(kshipra.choose_isa(os.environ)[0], 1)
     x = [array("f", range(160_000)) for _ in range(9)]
-    got = native.compute(lambda ops, x: ops.mul(x, 0.5), [x])
+    got, _ = kshipra.compute_alone(native, lambda ops, x: ops.mul(x, 0.5), [x])
     assert got == [row.tobytes() for row in kshipra.Reference().mul(x, 0.5)]
 
 
