@@ -1,5 +1,6 @@
 """The book as a whole: what a part may refer to."""
 import ast
+import symtable
 
 import kshipra
 
@@ -8,26 +9,28 @@ def defined(node):
     """Return the names that a statement at top level defines."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return {node.name}
-    if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-        return {name.id for name in ast.walk(node)
-                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
-    return set()
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return {name.id for target in targets if target is not None for name in ast.walk(target)
+            if isinstance(name, ast.Name)}
+
+
+def global_names(table):
+    """Yield the names of a scope, and of those in it, that only the module can define."""
+    for symbol in table.get_symbols():
+        if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
+            yield symbol.get_name()
+    for inner in table.get_children():
+        yield from global_names(inner)
 
 
 def test_part_one_refers_to_nothing_of_the_later_parts():
     """So a reader has the whole engine in plain Python before any machine code."""
     with open(kshipra.__file__, encoding="utf-8") as f:
         source = f.read()
-    starts = {part: source[:source.index(f"\n# Part {part}.")].count("\n") + 1
-              for part in ("I", "II", "III")}
-    early, late, used = set(), set(), {}
-    for node in ast.parse(source).body:
-        if node.lineno >= starts["II"]:
-            late |= defined(node)
-            continue
-        early |= defined(node)
-        for name in ast.walk(node):
-            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load):
-                used.setdefault(name.id, name.lineno)
-    assert len(early) > 100 and len(late) > 200
-    assert {name: line for name, line in used.items() if name in late - early} == {}
+    start = source.index("\n# Part II.")
+    early, late = source[:start], source[start:]
+    here, there = ({name for node in ast.parse(part).body for name in defined(node)}
+                   for part in (early, late))
+    assert {"forward", "Engine", "Sampler"} <= here and {"Builder", "Native", "load"} <= there
+    used = set(global_names(symtable.symtable(early, "part I", "exec")))
+    assert {"Reference", "mmap"} <= used and used & (there - here) == set()

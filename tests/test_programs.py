@@ -404,11 +404,11 @@ def test_a_run_that_ctrl_c_breaks_off_is_completed(monkeypatch, truth):
     team, walk = e.ops.team, e.ops.team._walk
     strikes = [1]
 
-    def interrupted(i):
+    def interrupted(i, *run):
         if i == 0 and strikes:
             strikes.pop()
             raise KeyboardInterrupt
-        walk(i)
+        walk(i, *run)
     monkeypatch.setattr(team, "_walk", interrupted)
     seq = kshipra.Sequence(e.cache)
     with pytest.raises(KeyboardInterrupt):
