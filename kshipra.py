@@ -4936,8 +4936,8 @@ class Generation:
 #
 # A processor computes in registers, of which it has few: for us, registers of 64 bits that hold
 # whole numbers and addresses, and registers of 256 bits that hold vectors.  A vector is eight
-# float32 lanes, eight int32, sixteen int16 or thirty-two int8; the bits do not know which, the
-# operation decides:
+# float32 lanes, eight int32 or thirty-two int8; the bits do not know which, the operation
+# decides:
 #
 #     byte    0       4       8       12      16      20      24      28      31
 #            +-------+-------+-------+-------+-------+-------+-------+-------+
@@ -4946,10 +4946,12 @@ class Generation:
 #            |          low half             |          high half            |
 #
 # A kernel takes as many virtual registers as it likes, and the allocator below maps them to
-# real ones.  A virtual register may be set again and again.  Memory is reached by a register
-# holding an address plus a constant number of bytes, the displacement, and in no other way.
-# There is no fused multiply-add, on purpose: every multiplication and every addition rounds on
-# its own, so that plain Python can follow to the bit.
+# real ones.  A virtual register may be set again and again: `v += w` sets the register v, while
+# `v = v + w` takes a new one and calls that v from here on.  A constant, k.const_f32x8(2.0), is
+# an instruction each time it is written.  Memory is reached by a register holding an address
+# plus a constant number of bytes, the displacement, and in no other way.  There is no fused
+# multiply-add, on purpose: every multiplication and every addition rounds on its own, so that
+# plain Python can follow to the bit.
 #
 # Every kernel is a function of three parameters, its first registers i0, i1 and i2: the address
 # of its arguments, which are 64-bit fields one after the other; chunk, the number of the piece
@@ -4992,15 +4994,8 @@ class Generation:
 #     args = kernel.args_array(x=x.buffer_info()[0], n=1)
 #     interpret(kernel, args.buffer_info()[0])
 #
-# and x is 0, 2, 4 ... 14.  How many operands an operation has, and of what kind, is told by its
-# signature, a letter each; add_f32 is "V=vv", and load_i64 is "I=id":
-#
-#     I V   an integer or vector register that the operation sets        (before the "=")
-#     W     a vector register that it reads, then sets                   (before the "=")
-#     i v   an integer or vector register that it reads
-#     j     an integer register or a Python int
-#     n     a constant: int, str, bytes or tuple
-#     d     a displacement in bytes; the last operand, 0 if left out
+# and x is 0, 2, 4 ... 14.
+
 
 class IntReg:
     """A virtual register of 64 bits: a signed whole number, or an address.
@@ -5014,30 +5009,17 @@ class IntReg:
         self.k, self.id = k, k.n_regs
         k.n_regs += 1
 
-    def __add__(self, b): return self.k.add(self, b)
-    def __sub__(self, b): return self.k.sub(self, b)
-    def __mul__(self, b): return self.k.mul(self, b)
-    def __and__(self, b): return self.k.and_(self, b)
-    def __or__(self, b): return self.k.or_(self, b)
-    def __xor__(self, b): return self.k.xor(self, b)
-    def __lshift__(self, b): return self.k.shl(self, b)
-    def __rshift__(self, b): return self.k.sar(self, b)
-    def __iadd__(self, b): return self.k.add(self, b, to=self)
-    def __isub__(self, b): return self.k.sub(self, b, to=self)
-    def __imul__(self, b): return self.k.mul(self, b, to=self)
-    def __iand__(self, b): return self.k.and_(self, b, to=self)
-    def __ior__(self, b): return self.k.or_(self, b, to=self)
-    def __ixor__(self, b): return self.k.xor(self, b, to=self)
-    def __ilshift__(self, b): return self.k.shl(self, b, to=self)
-    def __irshift__(self, b): return self.k.sar(self, b, to=self)
+    def apply(self, verb, b, to=None):
+        return getattr(self.k, verb)(self, b, to=to)
+
     def __repr__(self): return f"i{self.id}"
 
 
 class VecReg:
     """A virtual register of 256 bits.
 
-    lane: "f32", "i32", "i16" or "i8", what the operators + - * / << >> take it for.  v.i8 is the
-    same register seen as bytes, and so on; operations called by name look at the bits alone.
+    lane: "f32", "i32" or "i8", what the operators + - * / << >> take it for.  v.i32 is the same
+    register seen as int32, v.f32 as float32; operations called by name look at the bits alone.
     """
 
     __slots__ = ("k", "id", "lane")
@@ -5050,35 +5032,29 @@ class VecReg:
 
     f32 = property(lambda self: VecReg(self.k, "f32", self.id))
     i32 = property(lambda self: VecReg(self.k, "i32", self.id))
-    i16 = property(lambda self: VecReg(self.k, "i16", self.id))
-    i8 = property(lambda self: VecReg(self.k, "i8", self.id))
 
-    def _apply(self, verb, b, to=None):
+    def apply(self, verb, b, to=None):
+        if verb in ("and_", "or_", "xor"):
+            return getattr(self.k, verb)(self, b, to=to)
         method = getattr(self.k, f"{verb}_{self.lane}", None)
         if method is None or (type(b) is VecReg and b.lane != self.lane):
             raise TypeError(f"{verb} of {self.lane} and {getattr(b, 'lane', type(b).__name__)} "
-                            "is no operation; view the register as another lane, v.f32 or v.i8")
+                            "is no operation; view the register as another lane, v.f32 or v.i32")
         return method(self, b, to=to)
 
-    def __add__(self, b): return self._apply("add", b)
-    def __sub__(self, b): return self._apply("sub", b)
-    def __mul__(self, b): return self._apply("mul", b)
-    def __truediv__(self, b): return self._apply("div", b)
-    def __lshift__(self, b): return self._apply("shl", b)
-    def __rshift__(self, b): return self._apply("sar", b)
-    def __and__(self, b): return self.k.and_(self, b)
-    def __or__(self, b): return self.k.or_(self, b)
-    def __xor__(self, b): return self.k.xor(self, b)
-    def __iadd__(self, b): return self._apply("add", b, self)
-    def __isub__(self, b): return self._apply("sub", b, self)
-    def __imul__(self, b): return self._apply("mul", b, self)
-    def __itruediv__(self, b): return self._apply("div", b, self)
-    def __ilshift__(self, b): return self._apply("shl", b, self)
-    def __irshift__(self, b): return self._apply("sar", b, self)
-    def __iand__(self, b): return self.k.and_(self, b, to=self)
-    def __ior__(self, b): return self.k.or_(self, b, to=self)
-    def __ixor__(self, b): return self.k.xor(self, b, to=self)
     def __repr__(self): return f"v{self.id}"
+
+
+def _operators(verb):
+    """Return the methods of a + b and of a += b, for the operation called `verb`."""
+    return lambda a, b: a.apply(verb, b), lambda a, b: a.apply(verb, b, to=a)
+
+
+for _name, _verb in {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "and": "and_",
+                     "or": "or_", "xor": "xor", "lshift": "shl", "rshift": "sar"}.items():
+    for _class in (IntReg, VecReg):
+        for _form, _method in zip((f"__{_name}__", f"__i{_name}__"), _operators(_verb)):
+            setattr(_class, _form, _method)
 
 
 # What an operation means is a Python function of the values of its operands.  An integer register
@@ -5088,34 +5064,33 @@ class VecReg:
 _f32 = struct.Struct("<8f").unpack
 _i32 = struct.Struct("<8i").unpack
 _u32 = struct.Struct("<8I").unpack
-_i16 = struct.Struct("<16h").unpack
-_u16 = struct.Struct("<16H").unpack
 _i8 = struct.Struct("<32b").unpack
 _pack_u32 = struct.Struct("<8I").pack
-_pack_u16 = struct.Struct("<16H").pack
 
 
 def _to_f32(lanes): return array("f", lanes).tobytes()
 def _to_i32(lanes): return _pack_u32(*[x & 0xFFFFFFFF for x in lanes])
-def _to_i16(lanes): return _pack_u16(*[x & 0xFFFF for x in lanes])
 def _to_i8(lanes): return bytes([x & 0xFF for x in lanes])
-def _mask(lanes, n_bytes): return b"".join([(b"\xff" if x else b"\0") * n_bytes for x in lanes])
+def _to_mask(lanes): return b"".join([(b"\xff" if x else b"\0") * 4 for x in lanes])
 def _i64(x): return ((x & 0xFFFFFFFFFFFFFFFF) ^ 0x8000000000000000) - 0x8000000000000000
+def _i64s(function): return lambda a, b: _i64(function(a, b))
 
 
-def _map2(function, read, write):
-    """Return the vector operation that applies function to each pair of lanes."""
-    return lambda a, b: write(map(function, read(a), read(b)))
+def _lanes(read, write):
+    """Return what makes, of a function of numbers, the operation that applies it lane by lane.
+
+    Of the operands, vectors are opened by `read`; a constant is the same for all lanes.
+    """
+    def of(function):
+        def meaning(*operands):
+            return write(map(function, *[repeat(x) if type(x) is int else read(x)
+                                         for x in operands]))
+        return meaning
+    return of
 
 
-def _map1(function, read, write):
-    """Return the vector operation that applies function to each lane."""
-    return lambda a: write(map(function, read(a)))
-
-
-def _shift(function, read, write):
-    """Return the vector operation that shifts each lane by a constant number of bits."""
-    return lambda a, n: write([function(x, n) for x in read(a)])
+_bytes_of, _f32s_of = _lanes(bytes, bytes), _lanes(_f32, _to_f32)
+_i32s_of, _u32s_of = _lanes(_i32, _to_i32), _lanes(_u32, _to_i32)
 
 
 def _divide(x, y):
@@ -5162,24 +5137,16 @@ def _pick_i32(a, order): return b"".join([a[4 * i:4 * i + 4] for i in order])
 def _hsum_f32(a):
     a = _hadd(a, a)
     a = _hadd(a, a)
-    return _map2(operator.add, _f32, _to_f32)(a, _swap_halves(a))
+    return _f32s_of(add)(a, _swap_halves(a))
 
 
-def _fold(function, read, write):
-    """Return the vector operation whose every lane is function over all eight lanes."""
-    step = _map2(function, read, write)
-
+def _fold(step):
+    """Return the vector operation whose every lane is step, of two vectors, over all lanes."""
     def meaning(a):
         a = step(a, _swap_halves(a))
         a = step(a, _pick_i32(a, (2, 3, 0, 1, 6, 7, 4, 5)))
         return step(a, _pick_i32(a, (1, 0, 3, 2, 5, 4, 7, 6)))
     return meaning
-
-
-def _madd(a, b):
-    """Return i32x8: of each two neighbouring i16, the sum of their products."""
-    a, b = _i16(a), _i16(b)
-    return _to_i32([a[i] * b[i] + a[i + 1] * b[i + 1] for i in range(0, 16, 2)])
 
 
 def _dot4(acc, a, b):
@@ -5214,6 +5181,15 @@ def _store_int(n_bytes):
     return lambda base, x, disp: _store(base + disp, (x % 2**64).to_bytes(8, "little")[:n_bytes])
 
 
+def _load_vector(n_bytes, copies=1):
+    """Return the load of n_bytes into each of so many places, the rest of the vector being 0."""
+    return lambda base, disp: (_load(base + disp, n_bytes) * copies).ljust(32, b"\0")
+
+
+def _store_vector(n_bytes):
+    return lambda base, v, disp: _store(base + disp, v[:n_bytes])
+
+
 def _load_lanes(form, write):
     """Return the load of as many packed lanes as `form` says, each widened by `write`."""
     n_bytes = struct.calcsize(form)
@@ -5221,8 +5197,7 @@ def _load_lanes(form, write):
 
 
 def _load_first(base, n, disp):
-    n = min(max(n, 0), 8)
-    return _load(base + disp, 4 * n) + bytes(32 - 4 * n)
+    return _load(base + disp, 4 * min(max(n, 0), 8)).ljust(32, b"\0")
 
 
 def _store_first(base, v, n, disp):
@@ -5241,13 +5216,53 @@ def _insert_i32(v, x, lane):
 
 COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
            "==": operator.eq, "!=": operator.ne}
-_add, _sub, _mul = operator.add, operator.sub, operator.mul
 
-# The operations.  Each row: name, signature, lane type of the result, meaning.  The meaning takes
-# the operands after the "=" (an operation with W takes that first) and returns what is set.
+
+class Op:
+    """An operation: a row of the table below.
+
+    signature: what it sets, "=", and what it reads, a letter each.  What is set is an integer
+    register (i), or a vector register that the operators then take for f32, i32 or i8, or for
+    what the operand was that it is made of (v); with "+" it is read too, before.  What is read is
+    an integer register (i), a vector register (v), a constant (n: int, str, bytes or tuple; n8:
+    ints from 0 to 7), and last a displacement (d), 0 if left out.
+    meaning: takes what is read and returns what is set.  None: a part of the control flow
+    x86, arm64: the recipe for each processor
+    sets, updates: whether it sets its first operand, and reads it before
+    accepts: the tuples of types that what is read may have   verb: the name without _imm
+    letters: what the operands are called in a recipe
+    """
+
+    __slots__ = ("name", "verb", "sets", "updates", "lane", "reads", "limit", "meaning", "x86",
+                 "arm64", "accepts", "letters")
+
+    KINDS = {"i": (IntReg,), "v": (VecReg,), "n": (int, str, bytes, tuple), "d": (int,)}
+
+    def __init__(self, name, signature, meaning, x86, arm64):
+        result, reads = signature.split("=")
+        self.name, self.meaning, self.x86, self.arm64 = name, meaning, x86, arm64
+        self.verb = name[:-4] if name.endswith("_imm") else name
+        self.updates, self.lane = result.endswith("+"), result.rstrip("+")
+        self.sets = self.lane != ""
+        self.reads = reads.rstrip("0123456789")
+        self.limit = int(reads[len(self.reads):] or 0)
+        self.letters = "d" * self.sets + "abce"[:len(self.reads)]
+        self.accepts = set(itertools.product(*[self.KINDS[c] for c in self.reads]))
+
+
+
+# The operations, each in one place: its name and signature, what it means, and what it becomes on
+# x86-64 and on arm64.  Such a recipe is assembly, its instructions divided by ";".  In it, d is
+# the register that is set, and a, b, c are the operands that are read, in order; t and u are
+# temporaries, registers for this operation alone; * is the memory at base + displacement.  The
+# mnemonics, and what else a recipe may say, are those of chapters 11 and 12.  A recipe that is
+# the name of a function, beginning with "_", is that function of the processor's chapter.  Where
+# the instruction set decides, or the constant operand, the recipe is a dictionary.  Since the
+# result may be one of the operands, none is read after the result is written.
 #
 #   Integers wrap at 64 bits.  Shifts are by a constant less than the lane's width: shl to the
 #   left, shr to the right with zeros moving in, sar to the right with copies of the sign.
+#   div and rem are unsigned, and the divisor is not 0.
 #   min_f32 and max_f32 return the second operand where the two do not compare (a NaN).
 #   Float results that are NaN are some NaN: which one differs between processors.
 #   f32_to_i32 of NaN or of what does not fit 32 bits is unspecified on other processors.
@@ -5255,206 +5270,208 @@ _add, _sub, _mul = operator.add, operator.sub, operator.mul
 #   shuffle_i8 needs indices 0..15, or 128..255 for a zero; it stays within each half.
 #   dot4_us needs u <= 127 as unsigned bytes, dot4_ss needs b >= -127: then no step overflows.
 #   On x86-64 processors that have the dot product as one instruction, u may go up to 255.
-#   Per-lane shift counts are 0..31.  div and rem are unsigned, and the divisor is not 0.
 
-_OP_ROWS = [
+_X86_DOT = {"avx2": "vpmaddubsw t {0}; vpmaddwd t t ones; vpaddd d d t",   # pairs in i16, in i32
+            "avxvnni": "vpdpbusd d {0}", "vnni": "vpdpbusd.e d {0}"}
+_X86_FOLD = ("vperm2i128 t a a 1; {0} d a t;"                       # the other half,
+             "vpshufd t d 78; {0} d d t;"                           # turned by two lanes,
+             "vpshufd t d 177; {0} d d t")                          # neighbours
+_A64_DOT = "smull.8h t {0} {1}; smull2.8h u {0} {1}; addp.8h t t u; sadalp.4s {2} t"
+_A64_FOLD = "{0} t a0 a1; {1} t t; dup.s d0 t 0; dup.s d1 t 0"
+_A64_DUP = "ldr.{0} d0 *; dup.{1} d1 d0 0; dup.{1} d0 d0 0"
+
+OPS = {op.name: op for op in itertools.starmap(Op, [
     # integer registers
-    ("imm",         "I=n",   None, _i64),
-    ("mov",         "I=i",   None, lambda a: a),
-    ("add",         "I=ij",  None, lambda a, b: _i64(a + b)),
-    ("sub",         "I=ij",  None, lambda a, b: _i64(a - b)),
-    ("mul",         "I=ij",  None, lambda a, b: _i64(a * b)),
-    ("div",         "I=ii",  None, lambda a, b: _i64((a % 2**64) // (b % 2**64))),
-    ("rem",         "I=ii",  None, lambda a, b: _i64((a % 2**64) % (b % 2**64))),
-    ("iand",        "I=ij",  None, lambda a, b: a & b),
-    ("ior",         "I=ij",  None, lambda a, b: a | b),
-    ("ixor",        "I=ij",  None, lambda a, b: a ^ b),
-    ("shl",         "I=in",  None, lambda a, n: _i64(a << n)),
-    ("shr",         "I=in",  None, lambda a, n: _i64((a % 2**64) >> n)),
-    ("sar",         "I=in",  None, lambda a, n: a >> n),
-    ("min",         "I=ij",  None, min),
-    ("max",         "I=ij",  None, max),
-    ("load_i64",    "I=id",  None, _load_int(8, True)),
-    ("load_i32",    "I=id",  None, _load_int(4, True)),
-    ("load_u32",    "I=id",  None, _load_int(4, False)),
-    ("load_i16",    "I=id",  None, _load_int(2, True)),
-    ("load_u16",    "I=id",  None, _load_int(2, False)),
-    ("load_i8",     "I=id",  None, _load_int(1, True)),
-    ("load_u8",     "I=id",  None, _load_int(1, False)),
-    ("store_i64",   "=iid",  None, _store_int(8)),
-    ("store_i32",   "=iid",  None, _store_int(4)),
-    ("store_i16",   "=iid",  None, _store_int(2)),
-    ("store_i8",    "=iid",  None, _store_int(1)),
-    # threads: atomic at multiples of 8 bytes, and seen by other threads in the order written
-    ("load_acquire",  "I=id",  None, _load_int(8, True)),
-    ("store_release", "=iid",  None, _store_int(8)),
-    ("fetch_add",     "I=iid", None, _fetch_add),           # returns what was there before
-    ("pause",         "=",     None, lambda: None),
-    ("prefetch",      "=id",   None, lambda base, disp: None),      # to the first-level cache
-    ("prefetch_l2",   "=id",   None, lambda base, disp: None),      # to the second
+    ("imm", "i=n", _i64, "mov d a", "const.x d a"),
+    ("mov", "i=i", lambda a: a, "mov d a", "mov.x d a"),
+    ("add", "i=ii", _i64s(add), "add d a b", "add.x d a b"),
+    ("add_imm", "i=in", _i64s(add), "_x86_add_imm", "sum.x d a b"),
+    ("sub", "i=ii", _i64s(sub), "sub d a b", "sub.x d a b"),
+    ("mul", "i=ii", _i64s(mul), "imul d a b", "mul.x d a b"),
+    ("mul_imm", "i=in", _i64s(mul), "_x86_mul_imm", "const.x 16 b; mul.x d a 16"),
+    ("div", "i=ii", lambda a, b: _i64((a % 2**64) // (b % 2**64)), "_x86_div", "udiv.x d a b"),
+    ("rem", "i=ii", lambda a, b: _i64((a % 2**64) % (b % 2**64)), "_x86_rem",
+     "udiv.x 16 a b; msub.x d 16 b a"),
+    ("iand_imm", "i=in", operator.and_, "and d a b", "_a64_and_imm"),
+    ("ior_imm", "i=in", operator.or_, "or d a b", "_a64_or_imm"),
+    ("shl", "i=in64", lambda a, n: _i64(a << n), "mov d a; shl d b", "lsl.i d a 63-b -b&63"),
+    ("sar", "i=in64", operator.rshift, "mov d a; sar d b", "asr.i d a b"),
+    ("min", "i=ii", min, "mov rax a; cmp rax b; cmovg rax b; mov d rax",
+     "cmp.x a b; csel.x d a b lt"),
+    ("min_imm", "i=in", min, "mov rax b; cmp rax a; cmovg rax a; mov d rax",
+     "const.x 16 b; cmp.x a 16; csel.x d a 16 lt"),
+    ("max", "i=ii", max, "mov rax a; cmp rax b; cmovl rax b; mov d rax",
+     "cmp.x a b; csel.x d a b gt"),
+    ("max_imm", "i=in", max, "mov rax b; cmp rax a; cmovl rax a; mov d rax",
+     "const.x 16 b; cmp.x a 16; csel.x d a 16 gt"),
+    ("load_i64", "i=id", _load_int(8, True), "mov.q d *", "ldr.x d *"),
+    ("load_i32", "i=id", _load_int(4, True), "movsxd.m d *", "ldrs.w d *"),
+    ("load_i16", "i=id", _load_int(2, True), "movsx.w d *", "ldrs.h d *"),
+    ("load_u16", "i=id", _load_int(2, False), "movzx.w d *", "ldr.h d *"),
+    ("store_i64", "=iid", _store_int(8), "mov.mq * b", "str.x b *"),
+    ("store_i32", "=iid", _store_int(4), "mov.mr * b", "str.w b *"),
+    ("store_i16", "=iid", _store_int(2), "mov.mw * b", "str.h b *"),
+
+    # threads: atomic at multiples of 8 bytes, and seen by other threads in the order written;
+    # on x86-64 every aligned load and store is.  fetch_add returns what was there before: arm64
+    # loads and claims, adds, stores if the claim still holds, else tries again
+    ("load_acquire", "i=id", _load_int(8, True), "mov.q d *", "_a64_load_acquire"),
+    ("fetch_add", "i=iid", _fetch_add, "mov rax b; lock_xadd * rax; mov d rax",
+     "sum.x 16 a c; ldaxr 17 16; add.x 17 17 b; stlxr 15 17 16; cbnz 15 -3; sub.x d 17 b"),
+    ("pause", "=", lambda: None, "pause", "isb"),       # `yield` does nothing on most arm64
+    ("prefetch", "=id", lambda base, disp: None, "prefetcht0 *", "_a64_prefetch"),
+    ("prefetch_l2", "=id", lambda base, disp: None, "prefetcht1 *", "_a64_prefetch_l2"),
+
     # any vector: 32 bytes as they are
-    ("const",       "V=n",   None, lambda data: data),
-    ("vmov",        "V=v",   None, lambda a: a),
-    ("vload",       "V=id",  None, lambda base, disp: _load(base + disp, 32)),
-    ("vstore",      "=ivd",  None, lambda base, v, disp: _store(base + disp, v)),
-    ("vand",        "V=vv",  None, _map2(operator.and_, bytes, bytes)),
-    ("vor",         "V=vv",  None, _map2(operator.or_, bytes, bytes)),
-    ("vxor",        "V=vv",  None, _map2(operator.xor, bytes, bytes)),
-    ("vandnot",     "V=vv",  None, _map2(lambda x, y: ~x & y & 255, bytes, bytes)),
-    ("select",      "V=vvv", None, lambda mask, yes, no: bytes(
-        [y if m & 0x80 else n for m, y, n in zip(mask, yes, no)])),
+    ("const", "v=n", lambda data: data, "_x86_const", "_a64_const"),
+    ("vmov", "v=v", lambda a: a, "_x86_vmov", "_a64_vmov"),
+    ("vload", "v=id", _load_vector(32), "vmovdqu d *", "ldp.q d *"),
+    ("vstore", "=ivd", _store_vector(32), "vmovdqu.m * b", "stp.q b *"),
+    ("vand", "v=vv", _bytes_of(operator.and_), "vpand d a b", "and.16b d a b"),
+    ("vor", "v=vv", _bytes_of(operator.or_), "vpor d a b", "orr.16b d a b"),
+    ("vxor", "v=vv", _bytes_of(operator.xor), "vpxor d a b", "eor.16b d a b"),
+    ("vandnot", "v=vv", _bytes_of(lambda x, y: ~x & y & 255), "vpandn d a b", "bic.16b d b a"),
+    ("select", "v=vvv", _bytes_of(lambda mask, yes, no: yes if mask & 0x80 else no),
+     "_x86_select", "_a64_select"),
+
     # half a vector, a lane, several lanes
-    ("load_i8x16",    "V=id",  "i8", lambda base, disp: _load(base + disp, 16) + bytes(16)),
-    ("load_i8x8",     "V=id",  "i8", lambda base, disp: _load(base + disp, 8) + bytes(24)),
-    ("load_f32",      "V=id",  "f32", lambda base, disp: _load(base + disp, 4) + bytes(28)),
-    ("store_i8x16",   "=ivd",  None, lambda base, v, disp: _store(base + disp, v[:16])),
-    ("store_i8x8",    "=ivd",  None, lambda base, v, disp: _store(base + disp, v[:8])),
-    ("store_f32",     "=ivd",  None, lambda base, v, disp: _store(base + disp, v[:4])),
-    ("load_high",     "V=vid", None, lambda v, base, disp: v[:16] + _load(base + disp, 16)),
-    ("load_f32_n",    "V=iid", "f32", _load_first),          # n lanes, the rest 0 and not read
-    ("load_i32_n",    "V=iid", "i32", _load_first),
-    ("store_f32_n",   "=ivid", None, _store_first),          # n lanes, the rest not written
-    ("store_i32_n",   "=ivid", None, _store_first),
-    ("load_i32_at",   "V=in",  "i32", lambda base, disps: b"".join(
-        [_load(base + disp, 4) for disp in disps])),
-    ("broadcast_i8x16", "V=id", "i8", lambda base, disp: _load(base + disp, 16) * 2),
-    ("broadcast_i64x4", "V=id", "i8", lambda base, disp: _load(base + disp, 8) * 4),
-    ("broadcast_f32x8", "V=id", "f32", lambda base, disp: _load(base + disp, 4) * 8),
-    ("broadcast_i32x8", "V=id", "i32", lambda base, disp: _load(base + disp, 4) * 8),
-    ("broadcast_i16x16", "V=id", "i16", lambda base, disp: _load(base + disp, 2) * 16),
-    ("broadcast_i8x32", "V=id", "i8", lambda base, disp: _load(base + disp, 1) * 32),
-    ("splat_i32",     "V=i",   "i32", lambda x: (x & 0xFFFFFFFF).to_bytes(4, "little") * 8),
-    ("broadcast_lane", "V=vn", None, lambda v, lane: v[4 * lane:4 * lane + 4] * 8),
-    ("extract_i32",   "I=vn",  None, lambda v, lane: _i32(v)[lane]),
-    ("insert_i32",    "V=vin", "i32", _insert_i32),
-    # f32x8
-    ("add_f32",     "V=vv",  "f32", _map2(_add, _f32, _to_f32)),
-    ("sub_f32",     "V=vv",  "f32", _map2(_sub, _f32, _to_f32)),
-    ("mul_f32",     "V=vv",  "f32", _map2(_mul, _f32, _to_f32)),
-    ("div_f32",     "V=vv",  "f32", _map2(_divide, _f32, _to_f32)),
-    ("min_f32",     "V=vv",  "f32", _map2(_smaller, _f32, _to_f32)),
-    ("max_f32",     "V=vv",  "f32", _map2(_larger, _f32, _to_f32)),
-    ("sqrt_f32",    "V=v",   "f32", _map1(_square_root, _f32, _to_f32)),
-    ("round_f32",   "V=v",   "f32", _map1(_whole(round), _f32, _to_f32)),      # half to even
-    ("floor_f32",   "V=v",   "f32", _map1(_whole(math.floor), _f32, _to_f32)),
-    ("cmp_f32",     "V=vnv", "i32", lambda a, how, b: _mask(
-        map(COMPARE[how], _f32(a), _f32(b)), 4)),
-    ("i32_to_f32",  "V=v",   "f32", _map1(float, _i32, _to_f32)),
-    ("f32_to_i32",  "V=v",   "i32", _map1(_int32, _f32, _to_i32)),             # half to even
-    ("hadd_f32",    "V=vv",  "f32", _hadd),
-    ("hsum_f32",    "V=v",   "f32", _hsum_f32),    # ((0+1)+(2+3)) + ((4+5)+(6+7)), in every lane
-    ("hmax_f32",    "V=v",   "f32", _fold(_larger, _f32, _to_f32)),
-    ("load_f16x8",  "V=id",  "f32", _load_lanes("<8e", _to_f32)),
-    ("f16_to_f32",  "V=v",   "f32", lambda a: _to_f32(struct.unpack("<8e", a[:16]))),  # low half
-    ("load_bf16x8", "V=id",  "f32", _load_lanes("<8H", lambda h: _to_i32([x << 16 for x in h]))),
-    ("store_f16x8", "=ivd",  None, lambda base, v, disp: _store(
-        base + disp, b"".join(map(_f16_bytes, _f32(v))))),
+    ("load_i8x16", "i8=id", _load_vector(16), "vmovdqu.x d *", "ldr.q d0 *; movi.16b d1 0 0"),
+    ("load_f32", "f32=id", _load_vector(4), "vmovss d *", "ldr.s d0 *; movi.16b d1 0 0"),
+    ("store_i8x16", "=ivd", _store_vector(16), "vmovdqu.mx * b", "str.q b0 *"),
+    ("store_f32", "=ivd", _store_vector(4), "vmovss.m * b", "str.s b0 *"),
+    ("load_high", "v=vid", lambda v, base, disp: v[:16] + _load(base + disp, 16),
+     "vinserti128 d a * 1", "_a64_load_high"),
+    # n lanes; the rest is 0 and not read, or not written
+    ("load_f32_n", "f32=iid", _load_first,
+     "vmovd d b; vpbroadcastd d d; vpcmpgtd d d lanes; vmaskmovps d d *", "_a64_load_n"),
+    ("store_f32_n", "=ivid", _store_first,
+     "vmovd t c; vpbroadcastd t t; vpcmpgtd t t lanes; vmaskmovps.m * t b", "_a64_store_n"),
+    ("load_i32_at", "i32=in", lambda base, disps: b"".join([_load(base + d, 4) for d in disps]),
+     "_x86_load_i32_at", "_a64_load_i32_at"),           # disps: one for each lane
+    ("broadcast_i8x16", "i8=id", _load_vector(16, 2), "vbroadcasti128 d *",
+     "ldr.q d0 *; mov.16b d1 d0"),
+    ("broadcast_f32x8", "f32=id", _load_vector(4, 8), "vbroadcastss d *",
+     _A64_DUP.format("s", "s")),
+    ("broadcast_i32x8", "i32=id", _load_vector(4, 8), "vpbroadcastd d *",
+     _A64_DUP.format("s", "s")),
+    ("broadcast_i16x16", "i32=id", _load_vector(2, 16), "vpbroadcastw d *",
+     _A64_DUP.format("vh", "h")),
+    ("splat_i32", "i32=i", lambda x: (x & 0xFFFFFFFF).to_bytes(4, "little") * 8,
+     "vmovd d a; vpbroadcastd d d", "dup.w d0 a; dup.w d1 a"),
+    ("broadcast_lane", "v=vn8", lambda v, lane: v[4 * lane:4 * lane + 4] * 8,
+     "_x86_broadcast_lane", "dup.s d0 a+(b>>2) b&3; mov.16b d1 d0"),
+    ("extract_i32", "i=vn8", lambda v, lane: _i32(v)[lane], "_x86_extract_i32",
+     "smov.s d a+(b>>2) b&3"),
+    ("insert_i32", "i32=vin8", _insert_i32, "_x86_insert_i32", "_a64_insert_i32"),
+
+    # f32x8.  fmin and fmax of NEON prefer numbers to NaN, or -0 to 0; ours choose by comparison
+    ("add_f32", "f32=vv", _f32s_of(add), "vaddps d a b", "fadd.4s d a b"),
+    ("sub_f32", "f32=vv", _f32s_of(sub), "vsubps d a b", "fsub.4s d a b"),
+    ("mul_f32", "f32=vv", _f32s_of(mul), "vmulps d a b", "fmul.4s d a b"),
+    ("div_f32", "f32=vv", _f32s_of(_divide), "vdivps d a b", "fdiv.4s d a b"),
+    ("min_f32", "f32=vv", _f32s_of(_smaller), "vminps d a b",
+     "fcmgt.4s t b a; bsl.16b t a b; mov.16b d t"),
+    ("max_f32", "f32=vv", _f32s_of(_larger), "vmaxps d a b",
+     "fcmgt.4s t a b; bsl.16b t a b; mov.16b d t"),
+    ("sqrt_f32", "f32=v", _f32s_of(_square_root), "vsqrtps d a", "fsqrt.4s d a"),
+    ("round_f32", "f32=v", _f32s_of(_whole(round)), "vroundps d a 8", "frintn.4s d a"),
+    ("floor_f32", "f32=v", _f32s_of(_whole(math.floor)), "vroundps d a 9", "frintm.4s d a"),
+    ("cmp_f32", "i32=vnv", lambda a, how, b: _lanes(_f32, _to_mask)(COMPARE[how])(a, b),
+     {"<": "vcmpps d a c 17", "<=": "vcmpps d a c 18", ">": "vcmpps d a c 30",
+      ">=": "vcmpps d a c 29", "==": "vcmpps d a c 0", "!=": "vcmpps d a c 4"},
+     {"<": "fcmgt.4s d c a", "<=": "fcmge.4s d c a", ">": "fcmgt.4s d a c",
+      ">=": "fcmge.4s d a c", "==": "fcmeq.4s d a c", "!=": "fcmeq.4s d a c; mvn.16b d d"}),
+    ("i32_to_f32", "f32=v", _lanes(_i32, _to_f32)(float), "vcvtdq2ps d a", "scvtf.4s d a"),
+    ("f32_to_i32", "i32=v", _lanes(_f32, _to_i32)(_int32), "vcvtps2dq d a", "fcvtns.4s d a"),
+    ("hadd_f32", "f32=vv", _hadd, "vhaddps d a b", "faddp.4s d a b"),
+    # ((0+1)+(2+3)) + ((4+5)+(6+7)), in every lane
+    ("hsum_f32", "f32=v", _hsum_f32, "vhaddps d a a; vhaddps d d d; vperm2f128 t d d 1;"
+     "vaddps d d t", "faddp.4s t a0 a1; faddp.4s t t t; faddp.4s d0 t t; mov.16b d1 d0"),
+    ("hmax_f32", "f32=v", _fold(_f32s_of(_larger)), _X86_FOLD.format("vmaxps"),
+     "fcmgt.4s t a0 a1; fcmgt.4s u a1 a0; bsl.16b t a0 a1; bsl.16b u a1 a0; mov.16b d0 t;"
+     "mov.16b d1 u;" + "".join([f"{turned}; fcmgt.4s u {half} t; bif.16b {half} t u;"
+                                for half in ("d0", "d1") for turned in (
+                                    f"ext.16b t {half} {half} 8", f"rev64.4s t {half}")])),
+    ("load_f16x8", "f32=id", _load_lanes("<8e", _to_f32), "vcvtph2ps d *",
+     "ldr.q d1 *; fcvtl.4s d0 d1; fcvtl2.4s d1 d1"),
+    ("f16_to_f32", "f32=v", lambda a: _to_f32(struct.unpack("<8e", a[:16])), "vcvtph2ps d a",
+     "fcvtl2.4s d1 a0; fcvtl.4s d0 a0"),                # of the low half
+    ("load_bf16x8", "f32=id", _load_lanes("<8H", lambda h: _to_i32([x << 16 for x in h])),
+     "vpmovzxwd d *; vpslld d d 16", "ldr.q d1 *; shll.4s d0 d1; shll2.4s d1 d1"),
+    ("store_f16x8", "=ivd", lambda base, v, disp: _store(
+        base + disp, b"".join(map(_f16_bytes, _f32(v)))),
+     "vcvtps2ph * b 0", "fcvtn.4h t b0; fcvtn2.8h t b1; str.q t *"),
+
     # i32x8
-    ("add_i32",     "V=vv",  "i32", _map2(_add, _i32, _to_i32)),
-    ("sub_i32",     "V=vv",  "i32", _map2(_sub, _i32, _to_i32)),
-    ("mul_i32",     "V=vv",  "i32", _map2(_mul, _i32, _to_i32)),
-    ("min_i32",     "V=vv",  "i32", _map2(min, _i32, _to_i32)),
-    ("max_i32",     "V=vv",  "i32", _map2(max, _i32, _to_i32)),
-    ("max_u32",     "V=vv",  "i32", _map2(max, _u32, _to_i32)),
-    ("abs_i32",     "V=v",   "i32", _map1(abs, _i32, _to_i32)),
-    ("shl_i32",     "V=vn",  "i32", _shift(operator.lshift, _i32, _to_i32)),
-    ("shr_i32",     "V=vn",  "i32", _shift(operator.rshift, _u32, _to_i32)),
-    ("sar_i32",     "V=vn",  "i32", _shift(operator.rshift, _i32, _to_i32)),
-    ("shlv_i32",    "V=vv",  "i32", _map2(operator.lshift, _u32, _to_i32)),
-    ("shrv_i32",    "V=vv",  "i32", _map2(operator.rshift, _u32, _to_i32)),
-    ("cmpeq_i32",   "V=vv",  "i32", lambda a, b: _mask(map(operator.eq, _i32(a), _i32(b)), 4)),
-    ("cmpgt_i32",   "V=vv",  "i32", lambda a, b: _mask(map(operator.gt, _i32(a), _i32(b)), 4)),
-    ("hsum_i32",    "V=v",   "i32", _fold(_add, _i32, _to_i32)),               # in every lane
-    ("hmax_u32",    "V=v",   "i32", _fold(max, _u32, _to_i32)),
-    ("widen_i8x8",  "V=id",  "i32", _load_lanes("<8b", _to_i32)),
-    ("widen_u8x8",  "V=id",  "i32", _load_lanes("<8B", _to_i32)),
-    ("widen_i16x8", "V=id",  "i32", _load_lanes("<8h", _to_i32)),
-    ("widen_u16x8", "V=id",  "i32", _load_lanes("<8H", _to_i32)),
-    ("store_i32_as_i8", "=ivd", None, lambda base, v, disp: _store(
-        base + disp, bytes([min(max(x, -128), 127) & 255 for x in _i32(v)]))),
-    # i16x16
-    ("add_i16",     "V=vv",  "i16", _map2(_add, _i16, _to_i16)),
-    ("sub_i16",     "V=vv",  "i16", _map2(_sub, _i16, _to_i16)),
-    ("mul_i16",     "V=vv",  "i16", _map2(_mul, _i16, _to_i16)),
-    ("shl_i16",     "V=vn",  "i16", _shift(operator.lshift, _i16, _to_i16)),
-    ("shr_i16",     "V=vn",  "i16", _shift(operator.rshift, _u16, _to_i16)),
-    ("sar_i16",     "V=vn",  "i16", _shift(operator.rshift, _i16, _to_i16)),
-    ("widen_i8x16", "V=id",  "i16", _load_lanes("<16b", _to_i16)),
-    ("widen_u8x16", "V=id",  "i16", _load_lanes("<16B", _to_i16)),
-    ("extend_i8",   "V=vn",  "i16", lambda a, half: _to_i16(_i8(a)[16 * half:16 * half + 16])),
-    ("extend_u8",   "V=vn",  "i16", lambda a, half: _to_i16(a[16 * half:16 * half + 16])),
-    ("extend_i16",  "V=vn",  "i32", lambda a, half: _to_i32(_i16(a)[8 * half:8 * half + 8])),
-    ("extend_u16",  "V=vn",  "i32", lambda a, half: _to_i32(_u16(a)[8 * half:8 * half + 8])),
-    ("madd",        "V=vv",  "i32", _madd),                  # pairs of i16 products, added in i32
-    # i8x32
-    ("add_i8",      "V=vv",  "i8", _map2(_add, bytes, _to_i8)),
-    ("sub_i8",      "V=vv",  "i8", _map2(_sub, bytes, _to_i8)),
-    ("min_u8",      "V=vv",  "i8", _map2(min, bytes, bytes)),
-    ("max_u8",      "V=vv",  "i8", _map2(max, bytes, bytes)),
-    ("abs_i8",      "V=v",   "i8", _map1(abs, _i8, _to_i8)),
-    ("sign_i8",     "V=vv",  "i8", _map2(
-        lambda x, s: -x if s < 0 else x if s else 0, _i8, _to_i8)),
-    ("cmpeq_i8",    "V=vv",  "i8", lambda a, b: _mask(map(operator.eq, a, b), 1)),
-    ("cmpgt_i8",    "V=vv",  "i8", lambda a, b: _mask(map(operator.gt, _i8(a), _i8(b)), 1)),
-    ("shuffle_i8",  "V=vv",  "i8", _shuffle_i8),             # (table, index)
-    ("dot4_us",     "W=vv",  "i32", lambda acc, u, s: _dot4(acc, u, _i8(s))),
-    ("dot4_ss",     "W=vv",  "i32", lambda acc, a, b: _dot4(acc, _i8(a), _i8(b))),
-    ("dot4_us_m",   "W=vid", "i32", lambda acc, u, base, disp: _dot4(
-        acc, u, struct.unpack("<4b", _load(base + disp, 4)) * 8)),
+    ("add_i32", "i32=vv", _i32s_of(add), "vpaddd d a b", "add.4s d a b"),
+    ("sub_i32", "i32=vv", _i32s_of(sub), "vpsubd d a b", "sub.4s d a b"),
+    ("mul_i32", "i32=vv", _i32s_of(mul), "vpmulld d a b", "mul.4s d a b"),
+    ("max_u32", "i32=vv", _u32s_of(max), "vpmaxud d a b", "umax.4s d a b"),
+    ("shl_i32", "i32=vn32", _i32s_of(operator.lshift), "vpslld d a b", "shl.4s d a b"),
+    ("shr_i32", "i32=vn32", _u32s_of(operator.rshift), "vpsrld d a b",
+     {0: "mov.16b d a", None: "ushr.4s d a 32-b"}),
+    ("sar_i32", "i32=vn32", _i32s_of(operator.rshift), "vpsrad d a b",
+     {0: "mov.16b d a", None: "sshr.4s d a 32-b"}),
+    ("cmpgt_i32", "i32=vv", _lanes(_i32, _to_mask)(operator.gt), "vpcmpgtd d a b",
+     "cmgt.4s d a b"),
+    ("hsum_i32", "i32=v", _fold(_i32s_of(add)), _X86_FOLD.format("vpaddd"),     # in every lane
+     _A64_FOLD.format("add.4s", "addv.4s")),
+    ("hmax_u32", "i32=v", _fold(_u32s_of(max)), _X86_FOLD.format("vpmaxud"),
+     _A64_FOLD.format("umax.4s", "umaxv.4s")),
+    ("widen_i8x8", "i32=id", _load_lanes("<8b", _to_i32), "vpmovsxbd d *",
+     "ldr.d d1 *; sxtl.8h d1 d1; sxtl.4s d0 d1; sxtl2.4s d1 d1"),
+    ("store_i32_as_i8", "=ivd", lambda base, v, disp: _store(       # what does not fit is clamped
+        base + disp, bytes([min(max(x, -128), 127) & 255 for x in _i32(v)])),
+     "vextracti128 t b 1; vpackssdw.x t b t; vpacksswb.x t t t; vmovq.m * t",
+     "sqxtn.4h t b0; sqxtn2.8h t b1; sqxtn.8b t t; str.d t *"),
+
+    # i8x32.  Before VNNI, vpmaddubsw wants one side unsigned: it is given the other one's sign
+    ("min_u8", "i8=vv", _bytes_of(min), "vpminub d a b", "umin.16b d a b"),
+    ("shuffle_i8", "i8=vv", _shuffle_i8, "vpshufb d a b", "tbl.16b d a b"),     # (table, index)
+    ("dot4_us", "i32+=vv", lambda acc, u, s: _dot4(acc, u, _i8(s)),
+     {isa: dot.format("a b") for isa, dot in _X86_DOT.items()},
+     {"neon": _A64_DOT.format("a", "b", "d"), "neon_dot": "sdot.4s d a b"}),
+    ("dot4_ss", "i32+=vv", lambda acc, a, b: _dot4(acc, _i8(a), _i8(b)),
+     {isa: "vpsignb t b a; vpabsb u a; " + dot.format("u t") for isa, dot in _X86_DOT.items()},
+     {"neon": _A64_DOT.format("a", "b", "d"), "neon_dot": "sdot.4s d a b"}),
+    ("dot4_us_m", "i32+=vid", lambda acc, u, base, disp: _dot4(     # four bytes, in every lane
+        acc, u, struct.unpack("<4b", _load(base + disp, 4)) * 8),
+     {**{isa: "vpbroadcastd t *; " + dot.format("a t") for isa, dot in _X86_DOT.items()},
+      "vnni": "vpdpbusd.e d a *"},
+     {"neon": "".join([f"ldr.s t *; dup.s t t 0; smull.8h u a{h} t; smull2.8h t a{h} t;"
+                       f"addp.8h u u t; sadalp.4s d{h} u;" for h in (0, 1)]),
+      "neon_dot": "ldr.s t *; sdot.4b d0 a0 t 0 0; sdot.4b d1 a1 t 0 0"}),
+
     # rearranging
-    ("unpack_lo_i8",  "V=vv",   "i8", lambda a, b: _unpack(a, b, 1, 0)),
-    ("unpack_hi_i8",  "V=vv",   "i8", lambda a, b: _unpack(a, b, 1, 8)),
-    ("unpack_lo_i16", "V=vv",   "i16", lambda a, b: _unpack(a, b, 2, 0)),
-    ("unpack_hi_i16", "V=vv",   "i16", lambda a, b: _unpack(a, b, 2, 8)),
-    ("unpack_lo_i32", "V=vv",   "i32", lambda a, b: _unpack(a, b, 4, 0)),
-    ("unpack_hi_i32", "V=vv",   "i32", lambda a, b: _unpack(a, b, 4, 8)),
-    ("unpack_lo_i64", "V=vv",   "i32", lambda a, b: _unpack(a, b, 8, 0)),
-    ("unpack_hi_i64", "V=vv",   "i32", lambda a, b: _unpack(a, b, 8, 8)),
-    ("shuffle_i32",   "V=vn",   None, lambda a, order: _pick_i32(        # order: 4 of 0..3
-        a, [half + i for half in (0, 4) for i in order])),
-    ("blend_i32",     "V=vvn",  None, lambda a, b, bits: b"".join(      # bit i set: lane i from b
-        [(b if bits >> i & 1 else a)[4 * i:4 * i + 4] for i in range(8)])),
-    ("halves",        "V=vvnn", None, lambda a, b, low, high: b"".join(  # 0 1: of a, 2 3: of b
-        [(a + b)[16 * i:16 * i + 16] for i in (low, high)])),
-    # control, told apart from the rest by the interpreter and the encoders
-    ("call",     "=iiii", None, None),           # address, then its three arguments
-    ("loop",     "=in",   None, None),           # counter, number of the block
-    ("endloop",  "=in",   None, None),
-    ("if",       "=injn", None, None),        # a, how, b, number of the block
-    ("else",     "=n",    None, None),
-    ("endif",    "=n",    None, None),
-    ("while",    "=injn", None, None),
-    ("endwhile", "=injn", None, None),
-]
+    ("unpack_lo_i32", "i32=vv", lambda a, b: _unpack(a, b, 4, 0), "vpunpckldq d a b",
+     "zip1.4s d a b"),
+    ("unpack_hi_i32", "i32=vv", lambda a, b: _unpack(a, b, 4, 8), "vpunpckhdq d a b",
+     "zip2.4s d a b"),
+    ("unpack_lo_i64", "i32=vv", lambda a, b: _unpack(a, b, 8, 0), "vpunpcklqdq d a b",
+     "zip1.2d d a b"),
+    ("unpack_hi_i64", "i32=vv", lambda a, b: _unpack(a, b, 8, 8), "vpunpckhqdq d a b",
+     "zip2.2d d a b"),
+    ("shuffle_i32", "v=vn4", lambda a, order: _pick_i32(            # order: 4 of 0..3
+        a, [half + i for half in (0, 4) for i in order]), "_x86_shuffle_i32", "_a64_shuffle_i32"),
+    ("blend_i32", "v=vvn256", lambda a, b, bits: b"".join(          # bit i set: lane i from b
+        [(b if bits >> i & 1 else a)[4 * i:4 * i + 4] for i in range(8)]),
+     "vpblendd d a b c", "_a64_blend_i32"),
+    ("halves", "v=vvnn4", lambda a, b, low, high: b"".join(         # 0 1: of a, 2 3: of b
+        [(a + b)[16 * i:16 * i + 16] for i in (low, high)]), "_x86_halves", "_a64_halves"),
 
-
-class Op:
-    """An operation, a row of the table above.
-
-    verb: its name in the table   letters: its signature without the "="
-    sets, updates: whether it sets its first operand, and reads it before
-    accepts: the tuples of types that its operands after the "=" may have
-    """
-
-    __slots__ = ("name", "verb", "letters", "sets", "updates", "lane", "meaning", "accepts")
-
-    KINDS = {"i": (IntReg,), "v": (VecReg,), "n": (int, str, bytes, tuple), "d": (int,)}
-
-    def __init__(self, name, verb, signature, lane, meaning):
-        result, reads = signature.split("=")
-        self.name, self.verb, self.lane, self.meaning = name, verb, lane, meaning
-        self.letters = result + reads
-        self.sets, self.updates = bool(result), result == "W"
-        self.accepts = set(itertools.product(*[self.KINDS[c] for c in reads]))
-
-
-# Where an operand may be a register or a Python int, those are two operations: add and add_imm.
-OPS = {}
-for _verb, _signature, _lane, _meaning in _OP_ROWS:
-    OPS[_verb] = Op(_verb, _verb, _signature.replace("j", "i"), _lane, _meaning)
-    if "j" in _signature:
-        _name = _verb + "_imm"
-        OPS[_name] = Op(_name, _verb, _signature.replace("j", "n"), _lane, _meaning)
+    # control: told apart from the rest by the interpreter, and the same for both encoders
+    ("call", "=iiii", None, "_x86_call", "_a64_call"),      # address, then its three arguments
+    ("loop", "=in", None, "_loop", "_loop"),                # counter, number of the block
+    ("endloop", "=in", None, "_endloop", "_endloop"),
+    ("if", "=inin", None, "_if", "_if"),                    # a, how, b, number of the block
+    ("if_imm", "=innn", None, "_if_imm", "_if_imm"),
+    ("else", "=n", None, "_else", "_else"),
+    ("endif", "=n", None, "_endif", "_endif"),
+    ("while", "=inin", None, "_while", "_while"),
+    ("while_imm", "=innn", None, "_while_imm", "_while_imm"),
+    ("endwhile", "=inin", None, "_endwhile", "_endwhile"),
+    ("endwhile_imm", "=innn", None, "_endwhile_imm", "_endwhile_imm"),
+])}
 
 
 class Builder:
@@ -5502,16 +5519,30 @@ class Builder:
         """Append the operation of that name."""
         return getattr(self, "_op_" + name)(*operands, to=to)
 
+    # These choose an operation by the kind of an operand.
+
+    def sub(self, a, b, to=None):
+        return self.add(a, -b, to=to) if type(b) is int else self._op_sub(a, b, to=to)
+
+    def and_(self, a, b, to=None):
+        return (self.vand if type(a) is VecReg else self.iand_imm)(a, b, to=to)
+
+    def or_(self, a, b, to=None):
+        return (self.vor if type(a) is VecReg else self.ior_imm)(a, b, to=to)
+
+    def xor(self, a, b, to=None):
+        return self.vxor(a, b, to=to)
+
+    def andnot(self, a, b, to=None):
+        return self.vandnot(a, b, to=to)
+
     # Vectors known when the kernel is built: one value for all lanes, or a list with one for each.
 
     def const_f32x8(self, x): return self._constant(x, 8, _to_f32, "f32")
     def const_i32x8(self, x): return self._constant(x, 8, _to_i32, "i32")
-    def const_i16x16(self, x): return self._constant(x, 16, _to_i16, "i16")
     def const_i8x32(self, x): return self._constant(x, 32, _to_i8, "i8")
     def zero_f32x8(self): return self.const_f32x8(0.0)
     def zero_i32x8(self): return self.const_i32x8(0)
-    def zero_i16x16(self): return self.const_i16x16(0)
-    def zero_i8x32(self): return self.const_i8x32(0)
 
     def _constant(self, x, n_lanes, write, lane):
         lanes = [x] * n_lanes if isinstance(x, (int, float)) else list(x)
@@ -5591,21 +5622,14 @@ class Block:
 
 
 # The methods of Builder, one made from each row of the table.  As _op_name it is always that
-# operation; as plain `name` too, unless the class defines a method of that name (mov) or one
-# further down chooses between several (add takes a register or an int, and_ any kind of register).
+# operation; as plain `name` too, unless the class defines a method of that name (mov).  Where
+# there is an operation `name_imm`, `name` takes a register or an int, and appends either.
 
-# How far the constants of an operation go: bits of a shift, lanes, halves, bits of a mask.
-_LIMITS = {"shl": 64, "shr": 64, "sar": 64, "shl_i32": 32, "shr_i32": 32, "sar_i32": 32,
-           "shl_i16": 16, "shr_i16": 16, "sar_i16": 16, "broadcast_lane": 8, "extract_i32": 8,
-           "insert_i32": 8, "extend_i8": 2, "extend_u8": 2, "extend_i16": 2, "extend_u16": 2,
-           "blend_i32": 256, "halves": 4, "shuffle_i32": 4}
-
-
-def _within(operands, limit):
-    """Return whether all constants among operands, or in a tuple of them, are in 0..limit-1."""
+def _within(operands, lowest, highest):
+    """Return whether all ints among operands, or in a tuple of them, are in that range."""
     constants = [x for x in operands if type(x) is int] + [
         x for order in operands if type(order) is tuple for x in order]
-    return all(0 <= x < limit for x in constants)
+    return all(lowest <= x <= highest for x in constants)
 
 
 def _add_method(op):
@@ -5613,70 +5637,58 @@ def _add_method(op):
 
     Kinds and constants are checked here, so that a mistake shows in the line that makes it.
     """
-    name, lane, accepts, sets, updates = op.name, op.lane, op.accepts, op.sets, op.updates
-    n_operands = len(op.letters) - sets
-    has_disp = op.letters.endswith("d")
-    result_kind = VecReg if op.letters[:1] in "VW" else IntReg
+    name, accepts, sets, updates, n_reads = (op.name, op.accepts, op.sets, op.updates,
+                                             len(op.reads))
+    has_disp, has_constants = op.reads.endswith("d"), "n" in op.reads
+    bits = 32 if name == "load_i32_at" else 64      # displacements, or numbers
+    constants = (0, op.limit - 1) if op.limit else (-2**(bits - 1), 2**(bits - 1) - 1)
+    kind, lane = (IntReg, None) if op.lane == "i" else (VecReg, op.lane if op.lane != "v" else "")
     like = 1 if name == "select" else 0            # the operand whose lane type the result has
-    limit = _LIMITS.get(name)
 
     def method(self, *operands, to=None):
         if updates:
             to, operands = operands[0], operands[1:]
-        if has_disp and len(operands) < n_operands:
+        if has_disp and len(operands) < n_reads:
             operands += (0,)
         if tuple(map(type, operands)) not in accepts:
-            raise TypeError(f"{name} takes {op.letters[sets:]!r}, got {operands}")
-        if limit and not _within(operands, limit):
-            raise ValueError(f"{name} takes constants 0 to {limit - 1}, got {operands}")
+            raise TypeError(f"{name} takes {op.reads!r}, got {operands}")
+        if has_constants and not _within(operands, *constants):
+            raise ValueError(f"kernel {self.name}: {name} takes constants {constants[0]} to "
+                             f"{constants[1]}, got {operands}")
+        if has_constants and not all(x in COMPARE for x in operands if type(x) is str):
+            raise ValueError(f"kernel {self.name}: {name} takes comparisons {' '.join(COMPARE)}, "
+                             f"got {operands}")
+        if has_disp and not -2**31 <= operands[-1] < 2**31:
+            raise ValueError(f"kernel {self.name}: {name} {operands} is {operands[-1]} bytes from "
+                             "its register, but a displacement has 32 bits; add to the register")
         if not sets:
             self.instructions.append((name, *operands))
             return None
         if to is None:
-            to = (IntReg(self) if result_kind is IntReg else
-                  VecReg(self, lane or operands[like].lane))
-        elif type(to) is not result_kind:
-            raise TypeError(f"{name} sets a {result_kind.__name__}, got to={to}")
+            to = IntReg(self) if kind is IntReg else VecReg(self, lane or operands[like].lane)
+        elif type(to) is not kind:
+            raise TypeError(f"{name} sets a {kind.__name__}, got to={to}")
         self.instructions.append((name, to, *operands))
         return to
-
-    setattr(Builder, "_op_" + name, method)
-    if not hasattr(Builder, name):
-        setattr(Builder, name, method)
+    return method
 
 
-def _register_or_int(name, position):
-    """Return the method that picks operation `name` or its _imm form by one of the operands."""
-    on_register = getattr(Builder, "_op_" + name)
-    on_int = getattr(Builder, "_op_" + name + "_imm")
-
+def _register_or_int(on_register, on_int, i):
+    """Return the method that appends either operation: on_int where operand i is an int."""
     def method(self, *operands, to=None):
-        return (on_int if type(operands[position]) is int else on_register)(self, *operands, to=to)
+        return (on_int if type(operands[i]) is int else on_register)(self, *operands, to=to)
     return method
 
 
-for _op in OPS.values():
-    _add_method(_op)
-for _verb, _signature, _lane, _meaning in _OP_ROWS:
-    if "j" in _signature:
-        _method = _register_or_int(_verb, _signature.index("j") - _signature.index("=") - 1)
-        setattr(Builder, "_op_" + _verb, _method)
-        if OPS[_verb].sets:
-            setattr(Builder, _verb, _method)
-
-
-def _either(int_name, vector_name):
-    """Return the method that picks the integer or the vector operation by its first operand."""
-    on_ints = getattr(Builder, "_op_" + int_name)
-    on_vectors = getattr(Builder, "_op_" + vector_name)
-
-    def method(self, a, b, to=None):
-        return (on_vectors if type(a) is VecReg else on_ints)(self, a, b, to=to)
-    return method
-
-
-Builder.and_, Builder.or_ = _either("iand", "vand"), _either("ior", "vor")
-Builder.xor, Builder.andnot = _either("ixor", "vxor"), Builder.vandnot
+for _op in reversed(OPS.values()):                 # add_imm before add
+    _method = _add_method(_op)
+    _name = _op.name + "_imm"
+    if _name in OPS:
+        _differ = [x == y for x, y in zip(_op.reads, OPS[_name].reads)].index(False)
+        _method = _register_or_int(_method, getattr(Builder, "_op_" + _name), _differ)
+    setattr(Builder, "_op_" + _op.name, _method)
+    if not hasattr(Builder, _op.name):
+        setattr(Builder, _op.name, _method)
 
 
 def _load_method(lane):
@@ -5685,7 +5697,7 @@ def _load_method(lane):
     return method
 
 
-for _lane, _shape in (("f32", "f32x8"), ("i32", "i32x8"), ("i16", "i16x16"), ("i8", "i8x32")):
+for _lane, _shape in (("f32", "f32x8"), ("i32", "i32x8"), ("i8", "i8x32")):
     setattr(Builder, "load_" + _shape, _load_method(_lane))
     setattr(Builder, "store_" + _shape, Builder.vstore)
 
@@ -5711,7 +5723,6 @@ def interpret(kernel, args, chunk=0, scratch=0, functions=None):
         name, *operands = instructions[at]
         at += 1
         op = OPS[name]
-        name = op.verb
         reads = [values[x.id] if type(x) is IntReg or type(x) is VecReg else x
                  for x in operands[op.sets and not op.updates:]]
         if any(x is None for x in reads):
@@ -5722,12 +5733,12 @@ def interpret(kernel, args, chunk=0, scratch=0, functions=None):
                 values[operands[0].id] = result
         elif name == "call":
             functions[reads[0]](*reads[1:])
-        elif name in ("if", "while", "endwhile"):
+        elif op.verb in ("if", "while", "endwhile"):
             start, middle, end = blocks[reads[3]]
             holds = COMPARE[reads[1]](reads[0], reads[2])
-            if name == "endwhile" and holds:
+            if op.verb == "endwhile" and holds:
                 at = start + 1
-            elif name != "endwhile" and not holds:
+            elif op.verb != "endwhile" and not holds:
                 at = (end if middle is None else middle) + 1
         elif name == "else":
             at = blocks[reads[0]][2] + 1
@@ -5802,11 +5813,9 @@ def _too_many(kernel, kind, have, first, last):
 
 
 def allocate(kernel, encoder):
-    """Return (placed, ints, vectors): the instructions on real registers, and which were used.
+    """Return (bound, ints, vectors): the instructions on real registers, and which were used.
 
-    encoder.rows has for each operation the function that writes its code, and how many vector
-    registers it needs in passing, as temporaries.
-    placed: a list of [function, operands...]; after the operands of the operation come its
+    bound: a list of [function, operands...]; after the operands of the operation come its
     temporaries, and for `call` the integer registers whose value is needed afterwards.
     The register that an operation sets may be one that it reads for the last time; a temporary
     is never any of the others.
@@ -5826,9 +5835,9 @@ def allocate(kernel, encoder):
             real[r], kind_of[r] = parameter, IntReg
             free[IntReg].remove(parameter)
             used[IntReg].add(parameter)
-    placed = []
+    bound = []
     for at, instruction in enumerate(kernel.instructions):
-        function, n_temps = encoder.rows[instruction[0]]
+        function, n_temps = encoder.recipes[instruction[0]]
         temps = ()
         if n_temps:
             if len(free[VecReg]) < n_temps:
@@ -5863,11 +5872,125 @@ def allocate(kernel, encoder):
                 raise ValueError(f"kernel {kernel.name}: a vector register is busy across a call; "
                                  "store it before")
             line.append(tuple(real[r] for r in live))
-        placed.append(line)
-    return placed, used[IntReg], used[VecReg]
+        bound.append(line)
+    return bound, used[IntReg], used[VecReg]
 
+
+class Encoder:
+    """What writes the code of one kernel: all that this chapter asks of a processor.
+
+    isa: the name of an instruction set   abi: of a calling convention   kernel: a Builder
+    recipes: see Recipes   labels: name -> where in the code
+    A class for a processor, X86 in chapter 11 and Arm64 in 12, adds to it:
+
+        code            what is written so far: a sequence, unit_bytes to an element
+        n_vectors, int_order, parameters    how many vector registers there are; the integer
+                        registers that a kernel may have, the first to be taken first; those of
+                        them in which args, chunk and scratch arrive
+        column          the name of its column in the table of operations
+        recipe(op, text)    class method: (function, n_temps) of a recipe, see Recipes
+        begin(ints, vectors, calls)     writes what stands before the kernel: what the convention
+                        wants kept is kept, if it is among the registers used; calls: whether
+                        there is a `call`
+        finish()        writes what stands behind it, fills in the distances of jumps and of
+                        constants; returns bytes, the first n_code_bytes of which are code
+        compare(a, b), compare_imm(a, n), count_down(a)     integer registers: compare with a
+                        register or an int; subtract 1 and compare the rest with 0
+        jump(how, label)    where the comparison just made came out so, or always if how is None
+        EMITTERS, text(emitter, operands, data)     for `listing`: the methods that append one
+                        instruction each, and such an instruction as assembly; or EMITTERS is
+                        empty and disassemble(data) tells what four bytes are
+    """
+
+    def __init__(self, isa, abi):
+        self.isa, self.abi, self.kernel, self.labels = isa, abi, None, {}
+        self.recipes = recipes_of(isa)
+
+    def label(self, name):
+        self.labels[name] = len(self.code)
+
+
+class Recipes(dict):
+    """Name of an operation -> (function, n_temps), for an instruction set; made when needed.
+
+    function: writes the code; it is given the encoder, the operands as the numbers of real
+    registers or constants, and then as many vector registers as it wants for temporaries
+    """
+
+    def __init__(self, isa):
+        self.isa, self.encoder = isa, ENCODERS[isa]
+
+    def __missing__(self, name):
+        op = OPS[name]
+        recipe = getattr(op, self.encoder.column)
+        if type(recipe) is dict and self.isa in recipe:
+            recipe = recipe[self.isa]
+        if type(recipe) is dict:                        # by the value of the constant operand
+            made = {value: self.encoder.recipe(op, text) for value, text in recipe.items()}
+            constant = op.sets + op.reads.index("n")
+
+            def function(asm, *operands):
+                made.get(operands[constant], made.get(None))[0](asm, *operands)
+            self[name] = function, max(n_temps for _, n_temps in made.values())
+        elif recipe[0] == "_":                          # a function that names its temporaries
+            function = globals()[recipe]
+            names = function.__code__.co_varnames[:function.__code__.co_argcount]
+            self[name] = function, len({"t", "u"}.intersection(names))
+        else:
+            self[name] = self.encoder.recipe(op, recipe)
+        return self[name]
+
+
+# The control flow is the same for both.  asm: the encoder
+
+def _loop(asm, count, block):
+    asm.compare_imm(count, 0)
+    asm.jump("<=", ("end", block))
+    asm.label(("top", block))
+
+
+def _endloop(asm, count, block):
+    asm.count_down(count)
+    asm.jump(">", ("top", block))
+    asm.label(("end", block))
+
+
+def _else(asm, block):
+    asm.jump(None, ("end", block))
+    asm.label(("else", block))
+
+
+def _endif(asm, block):
+    asm.label(("end", block))
+
+
+_OPPOSITE = {"<": ">=", ">=": "<", "<=": ">", ">": "<=", "==": "!=", "!=": "=="}
+
+
+def _branches(compare):
+    """Return the functions for if, while and endwhile.  compare: the name of a method"""
+    def if_(asm, a, how, b, block):
+        getattr(asm, compare)(a, b)
+        has_else = asm.kernel.blocks[block][1] is not None
+        asm.jump(_OPPOSITE[how], ("else" if has_else else "end", block))
+
+    def while_(asm, a, how, b, block):
+        getattr(asm, compare)(a, b)
+        asm.jump(_OPPOSITE[how], ("end", block))
+        asm.label(("top", block))
+
+    def endwhile(asm, a, how, b, block):
+        getattr(asm, compare)(a, b)
+        asm.jump(how, ("top", block))
+        asm.label(("end", block))
+    return if_, while_, endwhile
+
+
+_if, _while, _endwhile = _branches("compare")
+_if_imm, _while_imm, _endwhile_imm = _branches("compare_imm")
 
 ENCODERS = {}           # instruction set -> its encoder class; chapters 11 and 12 fill it
+recipes_of = functools.lru_cache(maxsize=None)(Recipes)
 _MACHINE = {"amd64": "x86-64", "x86_64": "x86-64", "arm64": "arm64", "aarch64": "arm64"}.get(
     platform.machine().lower())
 
@@ -5892,10 +6015,10 @@ def _emit(kernel, encoder, before_each=None):
 
     before_each: None, or called with each instruction before its code is written
     """
-    placed, ints, vectors = allocate(kernel, encoder)
-    encoder.blocks = kernel.blocks
+    bound, ints, vectors = allocate(kernel, encoder)
+    encoder.kernel = kernel
     encoder.begin(ints, vectors, any(line[0] == "call" for line in kernel.instructions))
-    for at, (function, *operands) in enumerate(placed):
+    for at, (function, *operands) in enumerate(bound):
         if before_each:
             before_each(kernel.instructions[at])
         function(encoder, *operands)
@@ -5904,14 +6027,13 @@ def _emit(kernel, encoder, before_each=None):
 def listing(kernel, isa, abi=None):
     """Return a kernel as text: each operation, and below it offset, bytes and assembly.
 
-    Nothing is spent on text unless it is asked for.  An encoder either names its EMITTERS, the
-    methods that append one assembly instruction, which are wrapped here to note what they are
-    called with; or it names none, and can read back (disassemble) each four bytes of its code.
+    Nothing is spent on text unless it is asked for.  The encoder's EMITTERS are wrapped here to
+    note what they are called with.
     """
     encoder = ENCODERS[isa](isa, abi or host_abi())
     notes, depth = [(0, None, ("begin",))], 0       # (offset, emitter or None, what it was given)
 
-    def place():
+    def offset():
         return encoder.unit_bytes * len(encoder.code)
 
     def wrapped(name):
@@ -5920,7 +6042,7 @@ def listing(kernel, isa, abi=None):
         def noting(*operands):
             nonlocal depth
             if depth == 0:                  # an emitter may use another one
-                notes.append((place(), name, operands))
+                notes.append((offset(), name, operands))
             depth += 1
             emit(*operands)
             depth -= 1
@@ -5928,21 +6050,21 @@ def listing(kernel, isa, abi=None):
 
     for name in encoder.EMITTERS:
         setattr(encoder, name, wrapped(name))
-    _emit(kernel, encoder, lambda instruction: notes.append((place(), None, instruction)))
-    notes.append((place(), None, ("end",)))
+    _emit(kernel, encoder, lambda instruction: notes.append((offset(), None, instruction)))
+    notes.append((offset(), None, ("end",)))
     code = encoder.finish()
     ends = [note[0] for note in notes[1:]] + [encoder.n_code_bytes]
     lines = [f"; {kernel.name} for {isa}, {encoder.abi}: {len(code)} bytes"]
     for (start, name, operands), end in zip(notes, ends):
         if name is None:
             lines.append("; " + " ".join([operands[0], ", ".join(map(str, operands[1:]))]).strip())
-            parts = [(at, code[at:at + 4]) for at in range(start, end, 4)]      # none if noted
+            parts = [(off, code[off:off + 4]) for off in range(start, end, 4)]  # none if noted
             texts = [encoder.disassemble(data) for _, data in parts]
         else:
             data = code[start:end]
             parts, texts = [(start, data)], [encoder.text(name, operands, data)]
-        for (at, data), text in zip(parts, texts):
-            lines.append(f"{at:04x}  {data.hex(' '):<30}  {text}")
+        for (off, data), text in zip(parts, texts):
+            lines.append(f"{off:04x}  {data.hex(' '):<30}  {text}")
     if len(code) > encoder.n_code_bytes:
         data = code[encoder.n_code_bytes:]
         lines.append(f"{encoder.n_code_bytes:04x}  constants: {data.hex(' ')}")
@@ -5985,61 +6107,47 @@ def listing(kernel, isa, abi=None):
 # Source: Intel SDM volume 2A, chapter 2 (2.1.5 tables, 2.3 VEX, 2.7 EVEX); the opcodes: 2A-2D.
 
 # Vector instructions: opcode, pp, mmmmm, W, L, and the operands in the order an assembler writes
-# them: y and x are ymm and xmm, r and q integer registers of 32 and 64 bits, m memory.  They fill
-# reg, vvvv, r/m in turn, or reg, r/m where there are two; "<" says that r/m comes first.  A digit
-# stands in reg as one more bit of opcode.  ".m" or ".x" tells forms of one mnemonic apart.
+# them: y and x are ymm and xmm, w, r and q integer registers of 16, 32 and 64 bits, m memory.
+# They fill reg, vvvv, r/m in turn, or reg, r/m where there are two; "<" turns the order round.  A
+# digit stands in reg as one more bit of opcode.  What follows a "." tells forms of one mnemonic
+# apart: m for a store, x for xmm, 8 and 32 for the bits of a constant, e for EVEX.
 
 _VEX_ROWS = {
-    "vmovdqu":      (0x6F, 2, 1, 0, 1, "yy"),   "vmovdqu.m":    (0x7F, 2, 1, 0, 1, "<my"),
-    "vmovdqu.x":    (0x6F, 2, 1, 0, 0, "xx"),   "vmovdqu.mx":   (0x7F, 2, 1, 0, 0, "<mx"),
-    "vmovaps":      (0x28, 0, 1, 0, 1, "yy"),
-    "vmovq":        (0x7E, 2, 1, 0, 0, "xx"),   "vmovq.m":      (0xD6, 1, 1, 0, 0, "<mx"),
-    "vmovss":       (0x10, 2, 1, 0, 0, "xm"),   "vmovss.m":     (0x11, 2, 1, 0, 0, "<mx"),
-    "vmovd":        (0x6E, 1, 1, 0, 0, "xr"),   "vmovd.r":      (0x7E, 1, 1, 0, 0, "<rx"),
-    "vpextrd":      (0x16, 1, 3, 0, 0, "<rx"),  "vpinsrd":      (0x22, 1, 3, 0, 0, "xxr"),
-    "vmaskmovps":   (0x2C, 1, 2, 0, 1, "yym"),  "vmaskmovps.m": (0x2E, 1, 2, 0, 1, "<myy"),
-    "vbroadcastss": (0x18, 1, 2, 0, 1, "yx"),   "vbroadcasti128": (0x5A, 1, 2, 0, 1, "ym"),
-    "vpbroadcastb": (0x78, 1, 2, 0, 1, "yx"),   "vpbroadcastw": (0x79, 1, 2, 0, 1, "yx"),
-    "vpbroadcastd": (0x58, 1, 2, 0, 1, "yx"),   "vpbroadcastq": (0x59, 1, 2, 0, 1, "yx"),
-    "vextracti128": (0x39, 1, 3, 0, 1, "<xy"),  "vinserti128":  (0x38, 1, 3, 0, 1, "yyx"),
-    "vperm2i128":   (0x46, 1, 3, 0, 1, "yyy"),  "vperm2f128":   (0x06, 1, 3, 0, 1, "yyy"),
-    "vpermq":       (0x00, 1, 3, 1, 1, "yy"),   "vpshufd":      (0x70, 1, 1, 0, 1, "yy"),
-    "vpblendd":     (0x02, 1, 3, 0, 1, "yyy"),  "vpblendvb":    (0x4C, 1, 3, 0, 1, "yyy"),
-    "vaddps":       (0x58, 0, 1, 0, 1, "yyy"),  "vsubps":       (0x5C, 0, 1, 0, 1, "yyy"),
-    "vmulps":       (0x59, 0, 1, 0, 1, "yyy"),  "vdivps":       (0x5E, 0, 1, 0, 1, "yyy"),
-    "vminps":       (0x5D, 0, 1, 0, 1, "yyy"),  "vmaxps":       (0x5F, 0, 1, 0, 1, "yyy"),
-    "vsqrtps":      (0x51, 0, 1, 0, 1, "yy"),   "vroundps":     (0x08, 1, 3, 0, 1, "yy"),
-    "vcmpps":       (0xC2, 0, 1, 0, 1, "yyy"),  "vhaddps":      (0x7C, 3, 1, 0, 1, "yyy"),
-    "vcvtdq2ps":    (0x5B, 0, 1, 0, 1, "yy"),   "vcvtps2dq":    (0x5B, 1, 1, 0, 1, "yy"),
-    "vcvtph2ps":    (0x13, 1, 2, 0, 1, "yx"),   "vcvtps2ph":    (0x1D, 1, 3, 0, 1, "<my"),
-    "vpand":        (0xDB, 1, 1, 0, 1, "yyy"),  "vpandn":       (0xDF, 1, 1, 0, 1, "yyy"),
-    "vpor":         (0xEB, 1, 1, 0, 1, "yyy"),  "vpxor":        (0xEF, 1, 1, 0, 1, "yyy"),
-    "vpaddb":       (0xFC, 1, 1, 0, 1, "yyy"),  "vpsubb":       (0xF8, 1, 1, 0, 1, "yyy"),
-    "vpaddw":       (0xFD, 1, 1, 0, 1, "yyy"),  "vpsubw":       (0xF9, 1, 1, 0, 1, "yyy"),
-    "vpaddd":       (0xFE, 1, 1, 0, 1, "yyy"),  "vpsubd":       (0xFA, 1, 1, 0, 1, "yyy"),
-    "vpmullw":      (0xD5, 1, 1, 0, 1, "yyy"),  "vpmulld":      (0x40, 1, 2, 0, 1, "yyy"),
-    "vpminsd":      (0x39, 1, 2, 0, 1, "yyy"),  "vpmaxsd":      (0x3D, 1, 2, 0, 1, "yyy"),
-    "vpminub":      (0xDA, 1, 1, 0, 1, "yyy"),  "vpmaxub":      (0xDE, 1, 1, 0, 1, "yyy"),
-    "vpmaxud":      (0x3F, 1, 2, 0, 1, "yyy"),
-    "vpabsb":       (0x1C, 1, 2, 0, 1, "yy"),   "vpabsd":       (0x1E, 1, 2, 0, 1, "yy"),
-    "vpsignb":      (0x08, 1, 2, 0, 1, "yyy"),
-    "vpcmpeqb":     (0x74, 1, 1, 0, 1, "yyy"),  "vpcmpgtb":     (0x64, 1, 1, 0, 1, "yyy"),
-    "vpcmpeqd":     (0x76, 1, 1, 0, 1, "yyy"),  "vpcmpgtd":     (0x66, 1, 1, 0, 1, "yyy"),
-    "vpsllw":       (0x71, 1, 1, 0, 1, "6yy"),  "vpslld":       (0x72, 1, 1, 0, 1, "6yy"),
-    "vpsrlw":       (0x71, 1, 1, 0, 1, "2yy"),  "vpsrld":       (0x72, 1, 1, 0, 1, "2yy"),
-    "vpsraw":       (0x71, 1, 1, 0, 1, "4yy"),  "vpsrad":       (0x72, 1, 1, 0, 1, "4yy"),
-    "vpsllvd":      (0x47, 1, 2, 0, 1, "yyy"),  "vpsrlvd":      (0x45, 1, 2, 0, 1, "yyy"),
-    "vpmovsxbw":    (0x20, 1, 2, 0, 1, "yx"),   "vpmovzxbw":    (0x30, 1, 2, 0, 1, "yx"),
-    "vpmovsxbd":    (0x21, 1, 2, 0, 1, "yx"),   "vpmovzxbd":    (0x31, 1, 2, 0, 1, "yx"),
-    "vpmovsxwd":    (0x23, 1, 2, 0, 1, "yx"),   "vpmovzxwd":    (0x33, 1, 2, 0, 1, "yx"),
-    "vpackssdw.x":  (0x6B, 1, 1, 0, 0, "xxx"),  "vpacksswb.x":  (0x63, 1, 1, 0, 0, "xxx"),
-    "vpmaddwd":     (0xF5, 1, 1, 0, 1, "yyy"),  "vpmaddubsw":   (0x04, 1, 2, 0, 1, "yyy"),
-    "vpshufb":      (0x00, 1, 2, 0, 1, "yyy"),
-    "vpunpcklbw":   (0x60, 1, 1, 0, 1, "yyy"),  "vpunpckhbw":   (0x68, 1, 1, 0, 1, "yyy"),
-    "vpunpcklwd":   (0x61, 1, 1, 0, 1, "yyy"),  "vpunpckhwd":   (0x69, 1, 1, 0, 1, "yyy"),
-    "vpunpckldq":   (0x62, 1, 1, 0, 1, "yyy"),  "vpunpckhdq":   (0x6A, 1, 1, 0, 1, "yyy"),
-    "vpunpcklqdq":  (0x6C, 1, 1, 0, 1, "yyy"),  "vpunpckhqdq":  (0x6D, 1, 1, 0, 1, "yyy"),
-    "vpdpbusd":     (0x50, 1, 2, 0, 1, "yyy"),
+    "vmovdqu":        (0x6F, 2, 1, 0, 1, "yy"),     "vmovdqu.m":      (0x7F, 2, 1, 0, 1, "<my"),
+    "vmovdqu.x":      (0x6F, 2, 1, 0, 0, "xx"),     "vmovdqu.mx":     (0x7F, 2, 1, 0, 0, "<mx"),
+    "vmovaps":        (0x28, 0, 1, 0, 1, "yy"),     "vmovq.m":        (0xD6, 1, 1, 0, 0, "<mx"),
+    "vmovss":         (0x10, 2, 1, 0, 0, "xm"),     "vmovss.m":       (0x11, 2, 1, 0, 0, "<mx"),
+    "vmovd":          (0x6E, 1, 1, 0, 0, "xr"),     "vmovd.r":        (0x7E, 1, 1, 0, 0, "<rx"),
+    "vpextrd":        (0x16, 1, 3, 0, 0, "<rx"),    "vpinsrd":        (0x22, 1, 3, 0, 0, "xxr"),
+    "vmaskmovps":     (0x2C, 1, 2, 0, 1, "yym"),    "vmaskmovps.m":   (0x2E, 1, 2, 0, 1, "<myy"),
+    "vbroadcastss":   (0x18, 1, 2, 0, 1, "yx"),     "vbroadcasti128": (0x5A, 1, 2, 0, 1, "ym"),
+    "vpbroadcastw":   (0x79, 1, 2, 0, 1, "yx"),     "vpbroadcastd":   (0x58, 1, 2, 0, 1, "yx"),
+    "vextracti128":   (0x39, 1, 3, 0, 1, "<xy"),    "vinserti128":    (0x38, 1, 3, 0, 1, "yyx"),
+    "vperm2i128":     (0x46, 1, 3, 0, 1, "yyy"),    "vperm2f128":     (0x06, 1, 3, 0, 1, "yyy"),
+    "vpermq":         (0x00, 1, 3, 1, 1, "yy"),     "vpshufd":        (0x70, 1, 1, 0, 1, "yy"),
+    "vpblendd":       (0x02, 1, 3, 0, 1, "yyy"),    "vpblendvb":      (0x4C, 1, 3, 0, 1, "yyy"),
+    "vaddps":         (0x58, 0, 1, 0, 1, "yyy"),    "vsubps":         (0x5C, 0, 1, 0, 1, "yyy"),
+    "vmulps":         (0x59, 0, 1, 0, 1, "yyy"),    "vdivps":         (0x5E, 0, 1, 0, 1, "yyy"),
+    "vminps":         (0x5D, 0, 1, 0, 1, "yyy"),    "vmaxps":         (0x5F, 0, 1, 0, 1, "yyy"),
+    "vsqrtps":        (0x51, 0, 1, 0, 1, "yy"),     "vroundps":       (0x08, 1, 3, 0, 1, "yy"),
+    "vcmpps":         (0xC2, 0, 1, 0, 1, "yyy"),    "vhaddps":        (0x7C, 3, 1, 0, 1, "yyy"),
+    "vcvtdq2ps":      (0x5B, 0, 1, 0, 1, "yy"),     "vcvtps2dq":      (0x5B, 1, 1, 0, 1, "yy"),
+    "vcvtph2ps":      (0x13, 1, 2, 0, 1, "yx"),     "vcvtps2ph":      (0x1D, 1, 3, 0, 1, "<my"),
+    "vpand":          (0xDB, 1, 1, 0, 1, "yyy"),    "vpandn":         (0xDF, 1, 1, 0, 1, "yyy"),
+    "vpor":           (0xEB, 1, 1, 0, 1, "yyy"),    "vpxor":          (0xEF, 1, 1, 0, 1, "yyy"),
+    "vpaddd":         (0xFE, 1, 1, 0, 1, "yyy"),    "vpsubd":         (0xFA, 1, 1, 0, 1, "yyy"),
+    "vpmulld":        (0x40, 1, 2, 0, 1, "yyy"),    "vpminub":        (0xDA, 1, 1, 0, 1, "yyy"),
+    "vpmaxud":        (0x3F, 1, 2, 0, 1, "yyy"),    "vpabsb":         (0x1C, 1, 2, 0, 1, "yy"),
+    "vpsignb":        (0x08, 1, 2, 0, 1, "yyy"),    "vpcmpeqd":       (0x76, 1, 1, 0, 1, "yyy"),
+    "vpcmpgtd":       (0x66, 1, 1, 0, 1, "yyy"),    "vpslld":         (0x72, 1, 1, 0, 1, "6yy"),
+    "vpsrld":         (0x72, 1, 1, 0, 1, "2yy"),    "vpsrad":         (0x72, 1, 1, 0, 1, "4yy"),
+    "vpmovsxbd":      (0x21, 1, 2, 0, 1, "yx"),     "vpmovzxwd":      (0x33, 1, 2, 0, 1, "yx"),
+    "vpackssdw.x":    (0x6B, 1, 1, 0, 0, "xxx"),    "vpacksswb.x":    (0x63, 1, 1, 0, 0, "xxx"),
+    "vpmaddwd":       (0xF5, 1, 1, 0, 1, "yyy"),    "vpmaddubsw":     (0x04, 1, 2, 0, 1, "yyy"),
+    "vpshufb":        (0x00, 1, 2, 0, 1, "yyy"),    "vpunpckldq":     (0x62, 1, 1, 0, 1, "yyy"),
+    "vpunpckhdq":     (0x6A, 1, 1, 0, 1, "yyy"),    "vpunpcklqdq":    (0x6C, 1, 1, 0, 1, "yyy"),
+    "vpunpckhqdq":    (0x6D, 1, 1, 0, 1, "yyy"),    "vpdpbusd":       (0x50, 1, 2, 0, 1, "yyy"),
+    "vpdpbusd.e":     (0x50, 1, 2, 0, 1, "yyy"),
 }
 # As the encoder wants them: opcode, mmmmm, and the byte W vvvv L pp without its vvvv.
 VEX = {name: (opcode, mmmmm, (w << 7) | (l << 2) | pp)
@@ -6047,37 +6155,35 @@ VEX = {name: (opcode, mmmmm, (w << 7) | (l << 2) | pp)
 
 # Integer instructions: the bytes before mod reg r/m (a W of 1 goes into REX), reg or r/m first.
 _REX_ROWS = {
-    "mov":     (1, b"\x89", "<qq"),      "add":     (1, b"\x01", "<qq"),
-    "sub":     (1, b"\x29", "<qq"),      "and":     (1, b"\x21", "<qq"),
-    "or":      (1, b"\x09", "<qq"),      "xor":     (1, b"\x31", "<qq"),
-    "cmp":     (1, b"\x39", "<qq"),      "test":    (1, b"\x85", "<qq"),
-    "xor.r":   (0, b"\x31", "<rr"),      "imul":    (1, b"\x0f\xaf", "qq"),
-    "cmovg":   (1, b"\x0f\x4f", "qq"),   "cmovl":   (1, b"\x0f\x4c", "qq"),
-    "mov.q":   (1, b"\x8b", "qm"),       "mov.r":   (0, b"\x8b", "rm"),
-    "movsxd":  (1, b"\x63", "qr"),       "movsxd.m": (1, b"\x63", "qm"),
-    "lea":     (1, b"\x8d", "qm"),
-    "movsx.w": (1, b"\x0f\xbf", "qm"),   "movzx.w": (0, b"\x0f\xb7", "rm"),
-    "movsx.b": (1, b"\x0f\xbe", "qm"),   "movzx.b": (0, b"\x0f\xb6", "rm"),
-    "mov.mq":  (1, b"\x89", "<mq"),      "mov.mr":  (0, b"\x89", "<mr"),
-    "mov.mb":  (0, b"\x88", "<mb"),      "lock xadd": (1, b"\x0f\xc1", "<mq"),
-    "div":     (1, b"\xf7", "6m"),       "prefetcht0": (0, b"\x0f\x18", "1m"),
-    "prefetcht1": (0, b"\x0f\x18", "2m"),
-    "add.8":   (1, b"\x83", "0q"),       "add.32":  (1, b"\x81", "0q"),
-    "or.8":    (1, b"\x83", "1q"),       "or.32":   (1, b"\x81", "1q"),
-    "and.8":   (1, b"\x83", "4q"),       "and.32":  (1, b"\x81", "4q"),
-    "sub.8":   (1, b"\x83", "5q"),       "sub.32":  (1, b"\x81", "5q"),
-    "xor.8":   (1, b"\x83", "6q"),       "xor.32":  (1, b"\x81", "6q"),
-    "cmp.8":   (1, b"\x83", "7q"),       "cmp.32":  (1, b"\x81", "7q"),
-    "imul.8":  (1, b"\x6b", "qq"),       "imul.32": (1, b"\x69", "qq"),
-    "mov.32":  (1, b"\xc7", "0q"),
-    "shl":     (1, b"\xc1", "4q"),       "shr":     (1, b"\xc1", "5q"),
-    "sar":     (1, b"\xc1", "7q"),
+    "mov":        (1, b"\x89", "<qq"),          "add":        (1, b"\x01", "<qq"),
+    "sub":        (1, b"\x29", "<qq"),          "and":        (1, b"\x21", "<qq"),
+    "or":         (1, b"\x09", "<qq"),          "cmp":        (1, b"\x39", "<qq"),
+    "test":       (1, b"\x85", "<qq"),          "xor.r":      (0, b"\x31", "<rr"),
+    "imul":       (1, b"\x0f\xaf", "qq"),       "cmovg":      (1, b"\x0f\x4f", "qq"),
+    "cmovl":      (1, b"\x0f\x4c", "qq"),       "mov.q":      (1, b"\x8b", "qm"),
+    "mov.r":      (0, b"\x8b", "rm"),           "movsxd":     (1, b"\x63", "qr"),
+    "movsxd.m":   (1, b"\x63", "qm"),           "lea":        (1, b"\x8d", "qm"),
+    "movsx.w":    (1, b"\x0f\xbf", "qm"),       "movzx.w":    (0, b"\x0f\xb7", "rm"),
+    "mov.mq":     (1, b"\x89", "<mq"),          "mov.mr":     (0, b"\x89", "<mr"),
+    "mov.mw":     (0, b"\x89", "<mw"),          "lock_xadd":  (1, b"\x0f\xc1", "<mq"),
+    "div":        (1, b"\xf7", "6m"),           "prefetcht0": (0, b"\x0f\x18", "1m"),
+    "prefetcht1": (0, b"\x0f\x18", "2m"),       "add.8":      (1, b"\x83", "0q"),
+    "add.32":     (1, b"\x81", "0q"),           "or.8":       (1, b"\x83", "1q"),
+    "or.32":      (1, b"\x81", "1q"),           "and.8":      (1, b"\x83", "4q"),
+    "and.32":     (1, b"\x81", "4q"),           "sub.8":      (1, b"\x83", "5q"),
+    "sub.32":     (1, b"\x81", "5q"),           "cmp.8":      (1, b"\x83", "7q"),
+    "cmp.32":     (1, b"\x81", "7q"),           "imul.8":     (1, b"\x6b", "qq"),
+    "imul.32":    (1, b"\x69", "qq"),           "mov.32":     (1, b"\xc7", "0q"),
+    "shl":        (1, b"\xc1", "4q"),           "sar":        (1, b"\xc1", "7q"),
 }
+# A byte before REX: `lock` makes an instruction atomic, 66 makes 16 bits of 32.
+_LEGACY_PREFIX = {"lock_xadd": b"\xf0", "mov.mw": b"\x66"}
+# Instructions that are always the same bytes.
+_RAW = {"pause": b"\xf3\x90", "vzeroupper": b"\xc5\xf8\x77", "call rax": b"\xff\xd0",
+        "ret": b"\xc3", "cpuid": b"\x0f\xa2", "xgetbv": b"\x0f\x01\xd0"}
 RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8, R9, R10, R11, R12, R13, R14, R15 = range(16)
-# What a comparison is called in a jump (which reads the flags, where `cmp` and `test` leave their
-# outcome), and in vcmpps.
+# A comparison in a jump (which reads the flags, where `cmp` and `test` leave their outcome).
 CONDITION = {"<": 0xC, ">=": 0xD, "<=": 0xE, ">": 0xF, "==": 0x4, "!=": 0x5}
-PREDICATE = {"<": 0x11, ">=": 0x1D, "<=": 0x12, ">": 0x1E, "==": 0x00, "!=": 0x04}
 
 # Calling conventions: where parameters arrive, what a function must leave as it was, and for
 # Windows, that a caller keeps 32 bytes for the callee above the return address.
@@ -6103,7 +6209,7 @@ def _vex(name, reg, vvvv, rm):
                   (r_vvvv & 0x78) | w_l_pp, opcode))
 
 
-def _at(reg, base, disp, unit=1):
+def _mod_rm(reg, base, disp, unit=1):
     """Return the bytes mod reg r/m and what follows, for the memory at base + disp.
 
     unit: how many bytes a 1-byte displacement counts, other than 1 in the EVEX form only.
@@ -6122,11 +6228,10 @@ _INT_NAMES = {
     "q": "rax rcx rdx rbx rsp rbp rsi rdi r8 r9 r10 r11 r12 r13 r14 r15".split(),
     "r": "eax ecx edx ebx esp ebp esi edi r8d r9d r10d r11d r12d r13d r14d r15d".split(),
     "w": "ax cx dx bx sp bp si di r8w r9w r10w r11w r12w r13w r14w r15w".split(),
-    "b": "al cl dl bl spl bpl sil dil r8b r9b r10b r11b r12b r13b r14b r15b".split(),
 }
 _JUMP_NAMES = {"<": "l", ">=": "ge", "<=": "le", ">": "g", "==": "e", "!=": "ne"}
-_MEMORY_SIZE = {"movsx.w": "word ptr ", "movzx.w": "word ptr ", "movsx.b": "byte ptr ",
-                "movzx.b": "byte ptr ", "movsxd.m": "dword ptr ", "div": "qword ptr "}
+_MEMORY_SIZE = {"movsx.w": "word ptr ", "movzx.w": "word ptr ", "movsxd.m": "dword ptr ",
+                "div": "qword ptr "}
 
 
 def _memory_text(base, disp):
@@ -6137,39 +6242,36 @@ def _memory_text(base, disp):
 def _operands_text(name, pattern, reg, vvvv, r_m, imm):
     """Return mnemonic and operands in the order that a table's pattern says; see _VEX_ROWS."""
     kinds = pattern.lstrip("<")
-    fields = [reg, vvvv, r_m] if len(kinds) == 3 else [reg, r_m]
+    operands = [reg, vvvv, r_m] if len(kinds) == 3 else [reg, r_m]
     if pattern[0] == "<":
-        fields.reverse()
+        operands.reverse()
     texts = []
-    for kind, field in zip(kinds, fields):
-        if kind in "xy":
-            texts.append(field if type(field) is str else f"{kind}mm{field}")
-        elif not kind.isdigit():
-            texts.append(field if type(field) is str else _INT_NAMES[kind][field])
+    for kind, x in zip(kinds, operands):
+        if not kind.isdigit():
+            texts.append(x if type(x) is str else f"{kind}mm{x}" if kind in "xy" else
+                         _INT_NAMES[kind][x])
     if name == "vpblendvb":
         texts.append(f"ymm{imm[0] >> 4}")            # here the last byte holds a register
     elif imm and imm[0] is not None:
         texts.append(str(imm[0]))
-    return f"{name.split('.')[0]} {', '.join(texts)}"
+    return f"{name.split('.')[0].replace('_', ' ')} {', '.join(texts)}"
 
 
-class X86:
-    """The encoder for x86-64, of one kernel.  abi: see _ABI
+class X86(Encoder):
+    """The encoder for x86-64.  abi: see _ABI
 
     isa: "avx2"; or with the dot product vpdpbusd, which came in two forms: "vnni" (EVEX, with
     AVX-512) and "avxvnni" (VEX).
     Register rax belongs to the encoder, rsp has the stack's address, all others are the kernel's.
     """
 
-    n_vectors = 16
-    unit_bytes = 1                                # code is a bytearray
+    column, n_vectors, unit_bytes = "x86", 16, 1            # code is a bytearray
 
     def __init__(self, isa, abi):
-        self.isa, self.abi = isa, abi
-        self.rows = _X86_ROWS[isa]
+        super().__init__(isa, abi)
         self.parameters, self.int_order = _ABI[abi]["parameters"], _ABI[abi]["int_order"]
         self.code = bytearray()
-        self.labels, self.jumps = {}, []          # name -> offset; (offset of 4 bytes, name)
+        self.jumps = []                           # (offset of 4 bytes, name of a label)
         self.constants, self.uses = {}, []        # bytes -> offset; (offset of 4 bytes, bytes)
 
     # The emitters: each appends one instruction.  The first argument names a row above.
@@ -6183,7 +6285,7 @@ class X86:
 
     def vvm(self, name, reg, vvvv, base, disp, imm=None):
         """A vector instruction whose r/m is the memory at base + disp."""
-        self.code += _vex(name, reg, vvvv, base) + _at(reg, base, disp)
+        self.code += _vex(name, reg, vvvv, base) + _mod_rm(reg, base, disp)
         if imm is not None:
             self.code.append(imm)
 
@@ -6193,18 +6295,20 @@ class X86:
         self.constants[data] = None
         self.uses.append((len(self.code) - 4, data))
 
-    def evex_dot(self, acc, u, s):
+    def evv(self, name, reg, vvvv, rm):
         """vpdpbusd in the EVEX form of AVX-512, 4 bytes of prefix; our registers need no 5th bit.
 
             62 | R X B R' 0 mmm | W vvvv 1 pp | z L'L b V' aaa |  (b: broadcast 4 bytes of memory)
         """
-        self.code += bytes((0x62, (0x72 if acc > 7 else 0xF2) ^ (0x20 if s > 7 else 0),
-                            0x05 | ((15 - u) << 3), 0x28, 0x50, 0xC0 | ((acc & 7) << 3) | (s & 7)))
+        self.code += bytes((0x62, (0x72 if reg > 7 else 0xF2) ^ (0x20 if rm > 7 else 0),
+                            0x05 | ((15 - vvvv) << 3), 0x28, VEX[name][0],
+                            0xC0 | ((reg & 7) << 3) | (rm & 7)))
 
-    def evex_dot_broadcast(self, acc, u, base, disp):
-        """The same, s being 4 bytes of memory in every lane; a displacement byte counts in 4s."""
-        self.code += bytes((0x62, (0x72 if acc > 7 else 0xF2) ^ (0x20 if base > 7 else 0),
-                            0x05 | ((15 - u) << 3), 0x38, 0x50)) + _at(acc, base, disp, 4)
+    def evm(self, name, reg, vvvv, base, disp):
+        """The same of 4 bytes of memory, in every lane; a displacement byte counts in 4s."""
+        self.code += bytes((0x62, (0x72 if reg > 7 else 0xF2) ^ (0x20 if base > 7 else 0),
+                            0x05 | ((15 - vvvv) << 3), 0x38, VEX[name][0]))
+        self.code += _mod_rm(reg, base, disp, 4)
 
     def rr(self, name, reg, rm, imm=None):
         """An integer instruction on registers; reg may be a digit of the opcode."""
@@ -6220,17 +6324,11 @@ class X86:
     def rm(self, name, reg, base, disp):
         """An integer instruction whose r/m is the memory at base + disp."""
         w, opcode, _ = _REX_ROWS[name]
-        if name == "lock xadd":
-            self.code.append(0xF0)
+        self.code += _LEGACY_PREFIX.get(name, b"")
         rex = (w << 3) | (4 if reg > 7 else 0) | (1 if base > 7 else 0)
-        if rex or (name == "mov.mb" and reg > 3):        # without REX, 4..7 would be ah ch dh bh
+        if rex:
             self.code.append(0x40 | rex)
-        self.code += opcode + _at(reg, base, disp)
-
-    def store_word(self, reg, base, disp):
-        """mov word [base + disp], reg: prefix 66 before REX makes 16 bits of 32."""
-        self.code.append(0x66)
-        self.rm("mov.mr", reg, base, disp)
+        self.code += opcode + _mod_rm(reg, base, disp)
 
     def mov_imm(self, d, n):
         """Set integer register d to n in the shortest of the usual ways."""
@@ -6245,9 +6343,9 @@ class X86:
             self.code += bytes((0x49 if d > 7 else 0x48, 0xB8 | (d & 7)))
             self.code += (n & (2**64 - 1)).to_bytes(8, "little")
 
-    def raw(self, text, data):
+    def raw(self, name):
         """An instruction that is always the same bytes."""
-        self.code += data
+        self.code += _RAW[name]
 
     def push(self, r):
         self.code += bytes((0x41, 0x50 | (r & 7)) if r > 7 else (0x50 | r,))
@@ -6256,19 +6354,13 @@ class X86:
         self.code += bytes((0x41, 0x58 | (r & 7)) if r > 7 else (0x58 | r,))
 
     def jump(self, how, label):
-        """Jump to a label if the flags of the last comparison say so, or always if how is None.
-
-        Always with 4 bytes of distance: a 1-byte form exists, but forward its use is a guess.
-        """
+        """Always with 4 bytes of distance: a 1-byte form exists, but forward it is a guess."""
         self.code += b"\xe9" if how is None else bytes((0x0F, 0x80 | CONDITION[how]))
         self.code += bytes(4)
         self.jumps.append((len(self.code) - 4, label))
 
-    def label(self, name):
-        self.labels[name] = len(self.code)
-
-    EMITTERS = ("vvv", "vvm", "vvc", "evex_dot", "evex_dot_broadcast", "rr", "rm", "store_word",
-                "mov_imm", "raw", "push", "pop", "jump", "label")
+    EMITTERS = ("vvv", "vvm", "vvc", "evv", "evm", "rr", "rm", "mov_imm", "raw", "push", "pop",
+                "jump", "label")
 
     def text(self, emitter, operands, data):
         """Return an instruction as an assembler writes it.  data: its bytes."""
@@ -6286,30 +6378,65 @@ class X86:
             d, n = operands
             return (f"xor {_INT_NAMES['r'][d]}, {_INT_NAMES['r'][d]}" if n == 0 else
                     f"mov {_INT_NAMES['r' if 0 < n < 2**32 else 'q'][d]}, {n}")
-        if emitter == "store_word":
-            return f"mov {_memory_text(*operands[1:])}, {_INT_NAMES['w'][name]}"
-        if emitter.startswith("evex"):
-            acc, u, *s = operands
-            s = f"ymm{s[0]}" if len(s) == 1 else f"dword ptr {_memory_text(*s)}{{1to8}}"
-            return f"vpdpbusd ymm{acc}, ymm{u}, {s}"
-        if emitter in ("rr", "rm"):
-            pattern = _REX_ROWS[name][2]
-            if emitter == "rr":
-                reg, r_m, *imm = operands[1:]
-            else:
-                (reg, *r_m), imm = operands[1:], ()
-                r_m = _MEMORY_SIZE.get(name, "") + _memory_text(*r_m)
-            return _operands_text(name, pattern, reg, None, r_m, imm)
-        _, reg, vvvv, *r_m = operands
-        if emitter == "vvv":
-            r_m, *imm = r_m
-        elif emitter == "vvm":
-            base, disp, *imm = r_m
-            r_m = _memory_text(base, disp)
-        else:
+        pattern = (_REX_ROWS[name] if name in _REX_ROWS else _VEX_ROWS[name])[-1]
+        _, reg, *rest = operands
+        vvvv = None if name in _REX_ROWS else rest.pop(0)
+        if emitter in ("rm", "vvm", "evm"):
+            base, disp, *imm = rest
+            r_m = _MEMORY_SIZE.get(name, "") + _memory_text(base, disp)
+            if emitter == "evm":
+                r_m = f"dword ptr {r_m}{{1to8}}"
+        elif emitter == "vvc":
             r_m, imm = f"[rip + {struct.unpack('<i', data[-4:])[0]}]", ()
+        else:
+            r_m, *imm = rest
         prefix = "{vex} " if name == "vpdpbusd" else ""
-        return prefix + _operands_text(name, _VEX_ROWS[name][5], reg, vvvv, r_m, imm)
+        return prefix + _operands_text(name, pattern, reg, vvvv, r_m, imm)
+
+    # Two or three instructions each.
+
+    def mov(self, d, a):
+        """d = a, which is no code if they are the same register."""
+        if d != a:
+            self.rr("mov", a, d)
+
+    def arith(self, name, d, a, b):
+        """d = a op b, on an instruction that does d = d op b."""
+        if d == b and d != a:
+            if name == "sub":
+                self.mov(RAX, a)
+                self.rr(name, b, RAX)
+                return self.mov(d, RAX)
+            a, b = b, a
+        self.mov(d, a)
+        if name == "imul":                        # here reg is the destination
+            d, b = b, d
+        return self.rr(name, b, d)
+
+    def arith_imm(self, name, d, a, n):
+        """d = a op n, n a constant."""
+        self.mov(d, a)
+        form = ".8" if -128 <= n <= 127 else ".32"
+        if -2**31 <= n < 2**31:
+            self.rr(name + form, int(_REX_ROWS[name + form][2][0]), d, n)
+        else:
+            self.mov_imm(RAX, n)
+            self.rr(name, RAX, d)
+
+    def compare(self, a, b):
+        self.rr("cmp", b, a)
+
+    def compare_imm(self, a, n):
+        if n == 0:
+            self.rr("test", a, a)
+        elif -2**31 <= n < 2**31:
+            self.rr("cmp.8" if -128 <= n <= 127 else "cmp.32", 7, a, n)
+        else:
+            self.mov_imm(RAX, n)
+            self.rr("cmp", RAX, a)
+
+    def count_down(self, a):
+        self.rr("sub.8", 5, a, 1)
 
     # Beginning and end of a kernel.
 
@@ -6325,7 +6452,7 @@ class X86:
         if calls and (self.frame + 8 * len(self.saved) + 8) % 16:
             self.frame += 8                              # at a call, rsp is a multiple of 16
         if self.frame:
-            _add_imm(self, RSP, RSP, -self.frame)
+            _x86_add_imm(self, RSP, RSP, -self.frame)
         for i, v in enumerate(self.saved_vecs):
             self.vvm("vmovdqu.mx", v, 0, RSP, self.vec_area + 16 * i)
         self.vectors = vectors
@@ -6334,145 +6461,120 @@ class X86:
         """Undo `begin`, return, lay down the constants, fill in distances; return the bytes."""
         if self.vectors:
             # Old SSE code in the caller is slow while upper halves are in use, so clear them all.
-            self.raw("vzeroupper", b"\xc5\xf8\x77")
+            self.raw("vzeroupper")
         for i, v in enumerate(self.saved_vecs):
             self.vvm("vmovdqu.x", v, 0, RSP, self.vec_area + 16 * i)
         if self.frame:
-            _add_imm(self, RSP, RSP, self.frame)
+            _x86_add_imm(self, RSP, RSP, self.frame)
         for r in reversed(self.saved):
             self.pop(r)
-        self.raw("ret", b"\xc3")
+        self.raw("ret")
         self.n_code_bytes = len(self.code)
         for data in sorted(self.constants, key=len, reverse=True):
             self.code += bytes(-len(self.code) % len(data))
             self.constants[data] = len(self.code)
             self.code += data
-        for at, label in self.jumps:
-            self.code[at:at + 4] = struct.pack("<i", self.labels[label] - (at + 4))
-        for at, data in self.uses:
-            self.code[at:at + 4] = struct.pack("<i", self.constants[data] - (at + 4))
+        for off, label in self.jumps:
+            self.code[off:off + 4] = struct.pack("<i", self.labels[label] - (off + 4))
+        for off, data in self.uses:
+            self.code[off:off + 4] = struct.pack("<i", self.constants[data] - (off + 4))
         return bytes(self.code)
 
+    # The recipes of chapter 10.  An instruction has its operands in the order of an assembler.
+    # rax is the encoder's register; `ones` and `lanes` are constants in memory.  add, sub, imul,
+    # and, or take three operands, and `mov` a constant too: that may be several instructions.
 
-# From here on, how each operation becomes instructions: the rows that `allocate` looks up.  A
-# function is given the encoder, asm, then the operation's operands, as numbers of registers, and
-# after them its temporaries.  It must be right when the destination d is also a source.  Some end
-# in _row, to be told from the meanings of the same operations in chapter 10.
+    FIXED = {"rax": RAX, "ones": struct.pack("<16h", *[1] * 16),
+             "lanes": struct.pack("<8i", *range(8))}
 
-def _arith(name, commutes):
-    """Return the function for d = a op b, on an instruction that does d = d op b."""
-    def function(asm, d, a, b):
-        if d == b and d != a:
-            if commutes:
-                a, b = b, a
+    @classmethod
+    def recipe(cls, op, text):
+        """Return (function, n_temps): what calls the emitters for each instruction of a recipe."""
+        n_temps = 2 if re.search(r"\bu\b", text) else 1 if re.search(r"\bt\b", text) else 0
+        names = [*op.letters, *"tu"[:n_temps]]          # of what the function is given
+        index = {name: i for i, name in enumerate(names)}
+        index.update(base=op.sets + op.reads.find("i"), disp=len(op.letters) - 1)
+        fixed, steps = [], []                           # values that it is not given
+        for instruction in text.split(";"):
+            name, *tokens = instruction.split()
+            i = index.get(tokens[-1], 0) - op.sets if tokens else -1
+            is_imm = 0 <= i < len(op.reads) and op.reads[i] == "n"
+            if name == "mov":
+                emitter, args = "mov_imm" if is_imm else "mov", tokens
+            elif name in ("add", "sub", "imul", "and", "or"):
+                emitter, args = "arith_imm" if is_imm else "arith", [name, *tokens]
+            elif name in _RAW:
+                emitter, args = "raw", [name]
             else:
-                asm.rr("mov", a, RAX)
-                asm.rr(name, b, RAX)
-                return asm.rr("mov", RAX, d)
-        if d != a:
-            asm.rr("mov", a, d)
-        asm.rr(name, b, d)
-    return function
+                vector = name in _VEX_ROWS
+                pattern = (_VEX_ROWS if vector else _REX_ROWS)[name][-1]
+                n_places = len(pattern.lstrip("<"))
+                tokens = [pattern[0]] * pattern[0].isdigit() + tokens
+                places, imm = tokens[:n_places], tokens[n_places:]
+                if pattern[0] == "<":
+                    places.reverse()
+                if vector and n_places == 2:
+                    places.insert(1, "0")               # no vvvv
+                r_m = places.pop()
+                emitter = "r" if not vector else "ev" if name.endswith(".e") else "vv"
+                emitter += ("m" if r_m == "*" else "c" if r_m in ("ones", "lanes") else
+                            "v" if vector else "r")
+                args = [name, *places, *(("base", "disp") if r_m == "*" else (r_m,)), *imm]
+            picks = []
+            for x in args:
+                if x not in index:
+                    index[x] = len(names) + len(fixed)
+                    fixed.append(int(x) if x.isdigit() else cls.FIXED.get(x, x))
+                picks.append(index[x])
+            steps.append((emitter, tuple(picks)))
+        fixed = tuple(fixed)
+
+        def function(asm, *operands):
+            values = operands + fixed
+            for emitter, picks in steps:
+                getattr(asm, emitter)(*[values[i] for i in picks])
+        return function, n_temps
 
 
-def _arith_imm(name, digit):
-    """Return the function for d = a op n, n a constant."""
-    def function(asm, d, a, n):
-        if d != a:
-            asm.rr("mov", a, d)
-        if -128 <= n <= 127:
-            asm.rr(name + ".8", digit, d, n)
-        elif -2**31 <= n < 2**31:
-            asm.rr(name + ".32", digit, d, n)
-        else:
-            asm.mov_imm(RAX, n)
-            asm.rr(name, RAX, d)
-    return function
+# The functions that recipes name.  asm: the encoder; then operands and temporaries, as numbers of
+# registers.  Each must be right when the destination d is also a source.
 
-
-def _add_imm(asm, d, a, n):
+def _x86_add_imm(asm, d, a, n):
     """d = a + n: lea adds without touching its source, else the plain add."""
     if d != a and -2**31 <= n < 2**31:
         asm.rm("lea", d, a, n)
     else:
-        _arith_imm("add", 0)(asm, d, a, n)
+        asm.arith_imm("add", d, a, n)
 
 
-def _mul_row(asm, d, a, b):
-    if d == b:
-        a, b = b, a
-    if d != a:
-        asm.rr("mov", a, d)
-    asm.rr("imul", d, b)
-
-
-def _mul_imm(asm, d, a, n):
+def _x86_mul_imm(asm, d, a, n):
     if -2**31 <= n < 2**31:
         asm.rr("imul.8" if -128 <= n <= 127 else "imul.32", d, a, n)
     else:
         asm.mov_imm(RAX, n)
         asm.rr("imul", RAX, a)
-        asm.rr("mov", RAX, d)
+        asm.mov(d, RAX)
 
 
-def _divide_row(result):
+def _x86_division(result):
     """div divides rdx:rax by its operand, into quotient rax and remainder rdx."""
     def function(asm, d, a, b):
         asm.push(RDX)
         asm.push(b)
-        asm.rr("mov", a, RAX)
+        asm.mov(RAX, a)
         asm.rr("xor.r", RDX, RDX)
         asm.rm("div", 6, RSP, 0)
-        if result == RDX:
-            asm.rr("mov", RDX, RAX)
+        asm.mov(RAX, result)
         asm.pop(RDX)                     # b, dropped
         asm.pop(RDX)
-        asm.rr("mov", RAX, d)
+        asm.mov(d, RAX)
     return function
 
 
-def _extreme(move):
-    """min and max: keep a, and move b over it if the comparison says so."""
-    def function(asm, d, a, b):
-        asm.rr("mov", a, RAX)
-        asm.rr("cmp", b, RAX)
-        asm.rr(move, RAX, b)
-        asm.rr("mov", RAX, d)
-
-    def function_imm(asm, d, a, n):
-        asm.mov_imm(RAX, n)
-        asm.rr("cmp", a, RAX)
-        asm.rr(move, RAX, a)
-        asm.rr("mov", RAX, d)
-    return function, function_imm
+_x86_div, _x86_rem = _x86_division(RAX), _x86_division(RDX)
 
 
-def _shift_int(name, digit):
-    def function(asm, d, a, n):
-        if d != a:
-            asm.rr("mov", a, d)
-        if n:
-            asm.rr(name, digit, d, n)
-    return function
-
-
-def _mov(asm, d, a):
-    if d != a:
-        asm.rr("mov", a, d)
-
-
-def _vmov(asm, d, a):
-    if d != a:
-        asm.vvv("vmovaps", d, 0, a)
-
-
-def _fetch_add_row(asm, d, base, x, disp):
-    asm.rr("mov", x, RAX)
-    asm.rm("lock xadd", RAX, base, disp)
-    asm.rr("mov", RAX, d)
-
-
-def _const(asm, d, data):
+def _x86_const(asm, d, data):
     """Constants that are all 0 or 1 bits need no memory; repeated ones are stored once."""
     if data == bytes(32):
         asm.vvv("vpxor", d, d, d)
@@ -6486,59 +6588,16 @@ def _const(asm, d, data):
         asm.vvc("vmovdqu", d, 0, data)
 
 
-def _three(name):
-    return (lambda asm, d, a, b: asm.vvv(name, d, a, b)), 0
+def _x86_vmov(asm, d, a):
+    if d != a:
+        asm.vvv("vmovaps", d, 0, a)
 
 
-def _two(name):
-    return (lambda asm, d, a: asm.vvv(name, d, 0, a)), 0
+def _x86_select(asm, d, mask, yes, no):
+    asm.vvv("vpblendvb", d, no, yes, mask << 4)
 
 
-def _two_imm(name, imm):
-    return (lambda asm, d, a: asm.vvv(name, d, 0, a, imm)), 0
-
-
-def _shift_vector(name, digit):
-    return (lambda asm, d, a, n: asm.vvv(name, digit, d, a, n)), 0
-
-
-def _vload(name):
-    return (lambda asm, d, base, disp: asm.vvm(name, d, 0, base, disp)), 0
-
-
-def _vstore(name):
-    return (lambda asm, base, v, disp: asm.vvm(name, v, 0, base, disp)), 0
-
-
-def _load_int_row(name):
-    return (lambda asm, d, base, disp: asm.rm(name, d, base, disp)), 0
-
-
-def _store_int_row(name):
-    return (lambda asm, base, x, disp: asm.rm(name, x, base, disp)), 0
-
-
-_LANE_NUMBERS = struct.pack("<8i", *range(8))
-
-
-def _first_lanes_mask(asm, d, n):
-    """d = all ones in the lanes i < n."""
-    asm.vvv("vmovd", d, 0, n)
-    asm.vvv("vpbroadcastd", d, 0, d)
-    asm.vvc("vpcmpgtd", d, d, _LANE_NUMBERS)
-
-
-def _load_first_row(asm, d, base, n, disp):
-    _first_lanes_mask(asm, d, n)
-    asm.vvm("vmaskmovps", d, d, base, disp)
-
-
-def _store_first_row(asm, base, v, n, disp, t):
-    _first_lanes_mask(asm, t, n)
-    asm.vvm("vmaskmovps.m", v, t, base, disp)
-
-
-def _load_i32_at(asm, d, base, disps, t):
+def _x86_load_i32_at(asm, d, base, disps, t):
     """Two halves of four: the first dword clears its register, the others are inserted."""
     for half, v in ((disps[:4], d), (disps[4:], t)):
         asm.vvm("vmovd", v, 0, base, half[0])
@@ -6547,17 +6606,12 @@ def _load_i32_at(asm, d, base, disps, t):
     asm.vvv("vinserti128", d, d, t, 1)
 
 
-def _splat_i32(asm, d, x):
-    asm.vvv("vmovd", d, 0, x)
-    asm.vvv("vpbroadcastd", d, 0, d)
+def _x86_broadcast_lane(asm, d, v, lane):
+    asm.vvv("vpshufd", d, 0, v, (lane & 3) * 0b01010101)      # that lane of its half, four times
+    asm.vvv("vpermq", d, 0, d, 0xEE if lane > 3 else 0x44)    # then that half twice
 
 
-def _insert_i32_row(asm, d, v, x, lane, t):
-    _splat_i32(asm, t, x)
-    asm.vvv("vpblendd", d, v, t, 1 << lane)
-
-
-def _extract_i32(asm, d, v, lane, t):
+def _x86_extract_i32(asm, d, v, lane, t):
     if lane > 3:
         asm.vvv("vextracti128", v, 0, t, 1)
         v = t
@@ -6568,282 +6622,42 @@ def _extract_i32(asm, d, v, lane, t):
     asm.rr("movsxd", d, d)
 
 
-def _broadcast_lane(asm, d, v, lane):
-    asm.vvv("vpshufd", d, 0, v, (lane & 3) * 0b01010101)      # that lane of its half, four times
-    asm.vvv("vpermq", d, 0, d, 0xEE if lane > 3 else 0x44)    # then that half twice
+def _x86_insert_i32(asm, d, v, x, lane, t):
+    asm.vvv("vmovd", t, 0, x)
+    asm.vvv("vpbroadcastd", t, 0, t)
+    asm.vvv("vpblendd", d, v, t, 1 << lane)
 
 
-def _hsum_f32_row(asm, d, a, t):
-    asm.vvv("vhaddps", d, a, a)
-    asm.vvv("vhaddps", d, d, d)
-    asm.vvv("vperm2f128", t, d, d, 1)
-    asm.vvv("vaddps", d, d, t)
+def _x86_shuffle_i32(asm, d, a, order):
+    asm.vvv("vpshufd", d, 0, a, order[0] | order[1] << 2 | order[2] << 4 | order[3] << 6)
 
 
-def _fold_row(name):
-    """The function for a fold over all lanes: by halves, by pairs, by neighbours."""
-    def function(asm, d, a, t):
-        asm.vvv("vperm2i128", t, a, a, 1)
-        asm.vvv(name, d, a, t)
-        for order in (0b01_00_11_10, 0b10_11_00_01):
-            asm.vvv("vpshufd", t, 0, d, order)
-            asm.vvv(name, d, d, t)
-    return function, 1
+def _x86_halves(asm, d, a, b, low, high):
+    asm.vvv("vperm2i128", d, a, b, low | high << 4)
 
 
-def _load_bf16x8(asm, d, base, disp):
-    asm.vvm("vpmovzxwd", d, 0, base, disp)
-    asm.vvv("vpslld", 6, d, d, 16)
-
-
-def _store_i32_as_i8(asm, base, v, disp, t):
-    asm.vvv("vextracti128", v, 0, t, 1)
-    asm.vvv("vpackssdw.x", t, v, t)
-    asm.vvv("vpacksswb.x", t, t, t)
-    asm.vvm("vmovq.m", t, 0, base, disp)
-
-
-def _extend(name):
-    def function(asm, d, a, half):
-        if half:
-            asm.vvv("vextracti128", a, 0, d, 1)
-        asm.vvv(name, d, 0, d if half else a)
-    return function, 0
-
-
-# The dot products.  Before VNNI: vpmaddubsw multiplies u8 by i8 and adds pairs into i16, which
-# does not overflow under the conditions of chapter 10; vpmaddwd by ones adds pairs into i32.
-# Bytes that are signed on both sides give their sign to the other side first.
-_ONES_I16 = struct.pack("<16h", *[1] * 16)
-
-
-def _dot4_us_avx2(asm, acc, u, s, t):
-    asm.vvv("vpmaddubsw", t, u, s)
-    asm.vvc("vpmaddwd", t, t, _ONES_I16)
-    asm.vvv("vpaddd", acc, acc, t)
-
-
-def _dot4_us_m_avx2(asm, acc, u, base, disp, t):
-    asm.vvm("vpbroadcastd", t, 0, base, disp)
-    _dot4_us_avx2(asm, acc, u, t, t)
-
-
-def _dot4_us_m_avxvnni(asm, acc, u, base, disp, t):
-    asm.vvm("vpbroadcastd", t, 0, base, disp)
-    asm.vvv("vpdpbusd", acc, u, t)
-
-
-def _dot4_ss(dot):
-    def function(asm, acc, a, b, t, t2):
-        asm.vvv("vpsignb", t, b, a)
-        asm.vvv("vpabsb", t2, 0, a)
-        dot(asm, acc, t2, t, t)
-    return function, 2
-
-
-def _compare(asm, a, b):
-    asm.rr("cmp", b, a)
-
-
-def _compare_imm(asm, a, n):
-    if n == 0:
-        asm.rr("test", a, a)
-    elif -2**31 <= n < 2**31:
-        asm.rr("cmp.8" if -128 <= n <= 127 else "cmp.32", 7, a, n)
-    else:
-        asm.mov_imm(RAX, n)
-        asm.rr("cmp", RAX, a)
-
-
-_OPPOSITE = {"<": ">=", ">=": "<", "<=": ">", ">": "<=", "==": "!=", "!=": "=="}
-
-
-# Labels and jumps.  Both encoders have the methods `jump` and `label`, so these serve
-# chapter 12 too.
-
-def _loops(compare_imm, count_down):
-    """Return the functions for loop and endloop.
-
-    count_down: function of (asm, register) that subtracts 1, and compares what is left with 0
-    """
-    def loop(asm, count, block):
-        compare_imm(asm, count, 0)
-        asm.jump("<=", ("end", block))
-        asm.label(("top", block))
-
-    def endloop(asm, count, block):
-        count_down(asm, count)
-        asm.jump(">", ("top", block))
-        asm.label(("end", block))
-    return loop, endloop
-
-
-def _else(asm, block):
-    asm.jump(None, ("end", block))
-    asm.label(("else", block))
-
-
-def _endif(asm, block):
-    asm.label(("end", block))
-
-
-def _branches(compare):
-    """Return the functions for if, while and endwhile.  compare: function of (asm, a, b)"""
-    def if_(asm, a, how, b, block):
-        compare(asm, a, b)
-        asm.jump(_OPPOSITE[how], ("end" if asm.blocks[block][1] is None else "else", block))
-
-    def while_(asm, a, how, b, block):
-        compare(asm, a, b)
-        asm.jump(_OPPOSITE[how], ("end", block))
-        asm.label(("top", block))
-
-    def endwhile(asm, a, how, b, block):
-        compare(asm, a, b)
-        asm.jump(how, ("top", block))
-        asm.label(("end", block))
-    return if_, while_, endwhile
-
-
-def _call(asm, address, a, b, c, live):
+def _x86_call(asm, address, a, b, c, live):
     """Call a C function of three arguments; registers that it may change wait on the stack."""
     slot = asm.shadow
     kept = [r for r in live if r not in _ABI[asm.abi]["saved"]]
     for i, r in enumerate((a, b, c, *kept)):
         asm.rm("mov.mq", r, RSP, slot + 8 * i)
-    asm.rr("mov", address, RAX)
+    asm.mov(RAX, address)
     for i, r in enumerate(asm.parameters):
         asm.rm("mov.q", r, RSP, slot + 8 * i)
-    asm.raw("vzeroupper", b"\xc5\xf8\x77")
-    asm.raw("call rax", b"\xff\xd0")
+    asm.raw("vzeroupper")
+    asm.raw("call rax")
     for i, r in enumerate(kept):
         asm.rm("mov.q", r, RSP, slot + 8 * (i + 3))
 
 
-def _x86_rows(isa):
-    """Return the table operation -> (function, number of temporaries) of an instruction set."""
-    def plain(function, n_temps=0):
-        return function, n_temps
-
-    rows = {
-        "imm": plain(lambda asm, d, n: asm.mov_imm(d, _i64(n))), "mov": plain(_mov),
-        "add": plain(_arith("add", True)), "add_imm": plain(_add_imm),
-        "sub": plain(_arith("sub", False)),
-        "sub_imm": plain(lambda asm, d, a, n: _add_imm(asm, d, a, _i64(-n))),
-        "mul": plain(_mul_row), "mul_imm": plain(_mul_imm),
-        "div": plain(_divide_row(RAX)), "rem": plain(_divide_row(RDX)),
-        "iand": plain(_arith("and", True)), "iand_imm": plain(_arith_imm("and", 4)),
-        "ior": plain(_arith("or", True)), "ior_imm": plain(_arith_imm("or", 1)),
-        "ixor": plain(_arith("xor", True)), "ixor_imm": plain(_arith_imm("xor", 6)),
-        "shl": plain(_shift_int("shl", 4)), "shr": plain(_shift_int("shr", 5)),
-        "sar": plain(_shift_int("sar", 7)),
-        "load_i64": _load_int_row("mov.q"), "load_i32": _load_int_row("movsxd.m"),
-        "load_u32": _load_int_row("mov.r"), "load_i16": _load_int_row("movsx.w"),
-        "load_u16": _load_int_row("movzx.w"), "load_i8": _load_int_row("movsx.b"),
-        "load_u8": _load_int_row("movzx.b"),
-        "store_i64": _store_int_row("mov.mq"), "store_i32": _store_int_row("mov.mr"),
-        "store_i16": plain(lambda asm, base, x, disp: asm.store_word(x, base, disp)),
-        "store_i8": _store_int_row("mov.mb"),
-        # Loads and stores of aligned 64 bits are atomic and ordered as acquire and release.
-        "load_acquire": _load_int_row("mov.q"), "store_release": _store_int_row("mov.mq"),
-        "fetch_add": plain(_fetch_add_row),
-        "pause": plain(lambda asm: asm.raw("pause", b"\xf3\x90")),
-        "prefetch": plain(lambda asm, base, disp: asm.rm("prefetcht0", 1, base, disp)),
-        "prefetch_l2": plain(lambda asm, base, disp: asm.rm("prefetcht1", 2, base, disp)),
-        "call": plain(_call),
-        "else": plain(_else), "endif": plain(_endif),
-
-        "const": plain(_const), "vmov": plain(_vmov),
-        "vload": _vload("vmovdqu"), "vstore": _vstore("vmovdqu.m"),
-        "vand": _three("vpand"), "vor": _three("vpor"), "vxor": _three("vpxor"),
-        "vandnot": _three("vpandn"),
-        "select": plain(lambda asm, d, mask, yes, no: asm.vvv("vpblendvb", d, no, yes, mask << 4)),
-        "load_i8x16": _vload("vmovdqu.x"), "load_i8x8": _vload("vmovq"),
-        "load_f32": _vload("vmovss"), "store_i8x16": _vstore("vmovdqu.mx"),
-        "store_i8x8": _vstore("vmovq.m"), "store_f32": _vstore("vmovss.m"),
-        "load_high": plain(
-            lambda asm, d, v, base, disp: asm.vvm("vinserti128", d, v, base, disp, 1)),
-        "load_f32_n": plain(_load_first_row), "load_i32_n": plain(_load_first_row),
-        "store_f32_n": plain(_store_first_row, 1), "store_i32_n": plain(_store_first_row, 1),
-        "load_i32_at": plain(_load_i32_at, 1),
-        "broadcast_i8x16": _vload("vbroadcasti128"), "broadcast_i64x4": _vload("vpbroadcastq"),
-        "broadcast_f32x8": _vload("vbroadcastss"), "broadcast_i32x8": _vload("vpbroadcastd"),
-        "broadcast_i16x16": _vload("vpbroadcastw"), "broadcast_i8x32": _vload("vpbroadcastb"),
-        "splat_i32": plain(_splat_i32), "broadcast_lane": plain(_broadcast_lane),
-        "extract_i32": plain(_extract_i32, 1), "insert_i32": plain(_insert_i32_row, 1),
-
-        "add_f32": _three("vaddps"), "sub_f32": _three("vsubps"), "mul_f32": _three("vmulps"),
-        "div_f32": _three("vdivps"), "min_f32": _three("vminps"), "max_f32": _three("vmaxps"),
-        "sqrt_f32": _two("vsqrtps"), "round_f32": _two_imm("vroundps", 8),
-        "floor_f32": _two_imm("vroundps", 9),
-        "cmp_f32": plain(lambda asm, d, a, how, b: asm.vvv("vcmpps", d, a, b, PREDICATE[how])),
-        "i32_to_f32": _two("vcvtdq2ps"), "f32_to_i32": _two("vcvtps2dq"),
-        "hadd_f32": _three("vhaddps"), "hsum_f32": plain(_hsum_f32_row, 1),
-        "hmax_f32": _fold_row("vmaxps"), "load_f16x8": _vload("vcvtph2ps"),
-        "load_bf16x8": plain(_load_bf16x8),
-        "store_f16x8": plain(lambda asm, base, v, disp: asm.vvm("vcvtps2ph", v, 0, base, disp, 0)),
-
-        "add_i32": _three("vpaddd"), "sub_i32": _three("vpsubd"), "mul_i32": _three("vpmulld"),
-        "min_i32": _three("vpminsd"), "max_i32": _three("vpmaxsd"), "max_u32": _three("vpmaxud"),
-        "abs_i32": _two("vpabsd"), "shl_i32": _shift_vector("vpslld", 6),
-        "shr_i32": _shift_vector("vpsrld", 2), "sar_i32": _shift_vector("vpsrad", 4),
-        "shlv_i32": _three("vpsllvd"), "shrv_i32": _three("vpsrlvd"),
-        "cmpeq_i32": _three("vpcmpeqd"), "cmpgt_i32": _three("vpcmpgtd"),
-        "hsum_i32": _fold_row("vpaddd"), "hmax_u32": _fold_row("vpmaxud"),
-        "widen_i8x8": _vload("vpmovsxbd"), "widen_u8x8": _vload("vpmovzxbd"),
-        "widen_i16x8": _vload("vpmovsxwd"), "widen_u16x8": _vload("vpmovzxwd"),
-        "store_i32_as_i8": plain(_store_i32_as_i8, 1),
-
-        "add_i16": _three("vpaddw"), "sub_i16": _three("vpsubw"), "mul_i16": _three("vpmullw"),
-        "shl_i16": _shift_vector("vpsllw", 6), "shr_i16": _shift_vector("vpsrlw", 2),
-        "sar_i16": _shift_vector("vpsraw", 4),
-        "widen_i8x16": _vload("vpmovsxbw"), "widen_u8x16": _vload("vpmovzxbw"),
-        "f16_to_f32": _two("vcvtph2ps"),
-        "extend_i8": _extend("vpmovsxbw"), "extend_u8": _extend("vpmovzxbw"),
-        "extend_i16": _extend("vpmovsxwd"), "extend_u16": _extend("vpmovzxwd"),
-        "madd": _three("vpmaddwd"),
-
-        "add_i8": _three("vpaddb"), "sub_i8": _three("vpsubb"), "min_u8": _three("vpminub"),
-        "max_u8": _three("vpmaxub"), "abs_i8": _two("vpabsb"), "sign_i8": _three("vpsignb"),
-        "cmpeq_i8": _three("vpcmpeqb"), "cmpgt_i8": _three("vpcmpgtb"),
-        "shuffle_i8": _three("vpshufb"),
-
-        "shuffle_i32": plain(lambda asm, d, a, order: asm.vvv(
-            "vpshufd", d, 0, a, order[0] | order[1] << 2 | order[2] << 4 | order[3] << 6)),
-        "blend_i32": plain(lambda asm, d, a, b, bits: asm.vvv("vpblendd", d, a, b, bits)),
-        "halves": plain(
-            lambda asm, d, a, b, low, high: asm.vvv("vperm2i128", d, a, b, low | high << 4)),
-    }
-    rows["min"], rows["min_imm"] = map(plain, _extreme("cmovg"))
-    rows["max"], rows["max_imm"] = map(plain, _extreme("cmovl"))
-    rows["loop"], rows["endloop"] = map(plain, _loops(
-        _compare_imm, lambda asm, count: asm.rr("sub.8", 5, count, 1)))
-    rows["if"], rows["while"], rows["endwhile"] = map(plain, _branches(_compare))
-    rows["if_imm"], rows["while_imm"], rows["endwhile_imm"] = map(plain, _branches(_compare_imm))
-    for part, letter in (("lo", "l"), ("hi", "h")):
-        for lane, name in (("i8", "bw"), ("i16", "wd"), ("i32", "dq"), ("i64", "qdq")):
-            rows[f"unpack_{part}_{lane}"] = _three(f"vpunpck{letter}{name}")
-    if isa == "avx2":
-        rows["dot4_us"], rows["dot4_us_m"] = (_dot4_us_avx2, 1), (_dot4_us_m_avx2, 1)
-        rows["dot4_ss"] = _dot4_ss(_dot4_us_avx2)
-    elif isa == "avxvnni":
-        rows["dot4_us"], rows["dot4_us_m"] = _three("vpdpbusd"), (_dot4_us_m_avxvnni, 1)
-        rows["dot4_ss"] = _dot4_ss(lambda asm, acc, u, s, _: asm.vvv("vpdpbusd", acc, u, s))
-    else:
-        rows["dot4_us"] = plain(lambda asm, *operands: asm.evex_dot(*operands))
-        rows["dot4_us_m"] = plain(lambda asm, *operands: asm.evex_dot_broadcast(*operands))
-        rows["dot4_ss"] = _dot4_ss(lambda asm, acc, u, s, _: asm.evex_dot(acc, u, s))
-    return rows
-
-
-_X86_ROWS = {isa: _x86_rows(isa) for isa in ("avx2", "vnni", "avxvnni")}
 ENCODERS.update(avx2=X86, vnni=X86, avxvnni=X86)
 
 
 # ---------------------------------------------------------------------------------------
 # 12. arm64
 #
-# An arm64 instruction is one word of 32 bits, always.  The word is cut into fields: some bits say
+# An arm64 instruction is one word of 32 bits, always.  The word is cut into parts: some bits say
 # which operation, others which registers.  This one adds two registers of four float32 lanes,
 # `fadd v3.4s, v1.4s, v2.4s`:
 #
@@ -6854,7 +6668,7 @@ ENCODERS.update(avx2=X86, vnni=X86, avxvnni=X86)
 #       operation      2                1       3
 #
 # The one idea: the table below draws every word that we use just so, as 32 characters in which
-# digits are meant and a run of letters is a field (a capital: a signed one).  Beside it stands the
+# digits are meant and a run of letters is a number (a capital: a signed one).  Beside it stands the
 # text, a format string of the same letters.  From the picture comes the function that makes the
 # word; the listing goes the other way, finds the picture that a word fits and fills in the text.
 #
@@ -6908,12 +6722,10 @@ def _bitmask_value(bits):
 # Loads and stores come in two forms: with a displacement of 0..4095 units of the size moved, and
 # with one of -256..255 bytes.  Here for each: size, whether of a vector register, kind, register.
 _ACCESSES = {
-    "str.b": ("00", 0, "00", "w"), "ldr.b": ("00", 0, "01", "w"), "ldrs.b": ("00", 0, "10", "x"),
     "str.h": ("01", 0, "00", "w"), "ldr.h": ("01", 0, "01", "w"), "ldrs.h": ("01", 0, "10", "x"),
     "str.w": ("10", 0, "00", "w"), "ldr.w": ("10", 0, "01", "w"), "ldrs.w": ("10", 0, "10", "x"),
     "str.x": ("11", 0, "00", "x"), "ldr.x": ("11", 0, "01", "x"),
-    "ldr.vb": ("00", 1, "01", "b"), "ldr.vh": ("01", 1, "01", "h"),
-    "ldr.s": ("10", 1, "01", "s"), "str.s": ("10", 1, "00", "s"),
+    "ldr.vh": ("01", 1, "01", "h"), "ldr.s": ("10", 1, "01", "s"), "str.s": ("10", 1, "00", "s"),
     "ldr.d": ("11", 1, "01", "d"), "str.d": ("11", 1, "00", "d"),
     "ldr.q": ("00", 1, "11", "q"), "str.q": ("00", 1, "10", "q"),
 }
@@ -6924,7 +6736,7 @@ _ACCESS_BYTES = {name: 16 if name[-1] == "q" else 1 << int(row[0], 2)
 def _access_rows():
     for name, (size, vector, kind, register) in _ACCESSES.items():
         verb, suffix = name.split(".")
-        letter = {"b": "b", "h": "h"}.get(suffix, "w" if verb == "ldrs" else "")
+        letter = "h" if suffix == "h" else "w" if verb == "ldrs" else ""
         yield (name, f"{size}111{vector}01{kind} iiiiiiiiiiii nnnnn ddddd",
                f"{verb}{letter} {register}{{d}}, [x{{n}}, #{{i*{_ACCESS_BYTES[name]}}}]")
         yield (name + "u", f"{size}111{vector}00{kind}0 IIIIIIIII 00 nnnnn ddddd",
@@ -6976,7 +6788,6 @@ _A64_ROWS = [
     ("prfm.l1",  "1111100110 iiiiiiiiiiii nnnnn 00000", "prfm pldl1keep, [x{n}, #{i*8}]"),
     ("prfm.l2",  "1111100110 iiiiiiiiiiii nnnnn 00010", "prfm pldl2keep, [x{n}, #{i*8}]"),
     ("ldar",     "11001000110 11111 1 11111 nnnnn ddddd", "ldar x{d}, [x{n}]"),
-    ("stlr",     "11001000100 11111 1 11111 nnnnn ddddd", "stlr x{d}, [x{n}]"),
     ("ldaxr",    "11001000010 11111 1 11111 nnnnn ddddd", "ldaxr x{d}, [x{n}]"),
     ("stlxr",    "11001000000 sssss 1 11111 nnnnn ddddd", "stlxr w{s}, x{d}, [x{n}]"),
     ("ldr.qlit", "10011100 IIIIIIIIIIIIIIIIIII ddddd", "ldr q{d}, .{4*I:+}"),
@@ -7000,7 +6811,6 @@ _A64_ROWS = [
     ("bif.16b",  "01101110111 mmmmm 000111 nnnnn ddddd", "bif v{d}.16b, v{n}.16b, v{m}.16b"),
     ("mvn.16b",  "0110111000100000010110 nnnnn ddddd", "mvn v{d}.16b, v{n}.16b"),
     ("movi.16b", "0100111100000 aaa 111001 bbbbb ddddd", "movi v{d}.16b, #{32*a+b:#x}"),
-    ("dup.b",    "01001110000 iiii1 000001 nnnnn ddddd", "dup v{d}.16b, v{n}.b[{i}]"),
     ("dup.h",    "01001110000 iii10 000001 nnnnn ddddd", "dup v{d}.8h, v{n}.h[{i}]"),
     ("dup.s",    "01001110000 ii100 000001 nnnnn ddddd", "dup v{d}.4s, v{n}.s[{i}]"),
     ("dup.d",    "01001110000 i1000 000001 nnnnn ddddd", "dup v{d}.2d, v{n}.d[{i}]"),
@@ -7009,12 +6819,8 @@ _A64_ROWS = [
     ("smov.s",   "01001110000 ii100 001011 nnnnn ddddd", "smov x{d}, v{n}.s[{i}]"),
     ("ins.w",    "01001110000 ii100 000111 nnnnn ddddd", "ins v{d}.s[{i}], w{n}"),
     ("ins.s",    "01101110000 ii100 0 jj00 1 nnnnn ddddd", "ins v{d}.s[{i}], v{n}.s[{j}]"),
-    ("zip1.16b", "01001110000 mmmmm 001110 nnnnn ddddd", "zip1 v{d}.16b, v{n}.16b, v{m}.16b"),
-    ("zip1.8h",  "01001110010 mmmmm 001110 nnnnn ddddd", "zip1 v{d}.8h, v{n}.8h, v{m}.8h"),
     ("zip1.4s",  "01001110100 mmmmm 001110 nnnnn ddddd", "zip1 v{d}.4s, v{n}.4s, v{m}.4s"),
     ("zip1.2d",  "01001110110 mmmmm 001110 nnnnn ddddd", "zip1 v{d}.2d, v{n}.2d, v{m}.2d"),
-    ("zip2.16b", "01001110000 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.16b, v{n}.16b, v{m}.16b"),
-    ("zip2.8h",  "01001110010 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.8h, v{n}.8h, v{m}.8h"),
     ("zip2.4s",  "01001110100 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.4s, v{n}.4s, v{m}.4s"),
     ("zip2.2d",  "01001110110 mmmmm 011110 nnnnn ddddd", "zip2 v{d}.2d, v{n}.2d, v{m}.2d"),
     ("ext.16b",  "01101110000 mmmmm 0 iiii 0 nnnnn ddddd",
@@ -7041,53 +6847,25 @@ _A64_ROWS = [
     ("fcvtn2.8h", "0100111000100001011010 nnnnn ddddd", "fcvtn2 v{d}.8h, v{n}.4s"),
     # whole numbers in lanes
     ("add.4s",   "01001110101 mmmmm 100001 nnnnn ddddd", "add v{d}.4s, v{n}.4s, v{m}.4s"),
-    ("add.8h",   "01001110011 mmmmm 100001 nnnnn ddddd", "add v{d}.8h, v{n}.8h, v{m}.8h"),
-    ("add.16b",  "01001110001 mmmmm 100001 nnnnn ddddd", "add v{d}.16b, v{n}.16b, v{m}.16b"),
     ("sub.4s",   "01101110101 mmmmm 100001 nnnnn ddddd", "sub v{d}.4s, v{n}.4s, v{m}.4s"),
-    ("sub.8h",   "01101110011 mmmmm 100001 nnnnn ddddd", "sub v{d}.8h, v{n}.8h, v{m}.8h"),
-    ("sub.16b",  "01101110001 mmmmm 100001 nnnnn ddddd", "sub v{d}.16b, v{n}.16b, v{m}.16b"),
     ("mul.4s",   "01001110101 mmmmm 100111 nnnnn ddddd", "mul v{d}.4s, v{n}.4s, v{m}.4s"),
-    ("mul.8h",   "01001110011 mmmmm 100111 nnnnn ddddd", "mul v{d}.8h, v{n}.8h, v{m}.8h"),
-    ("smin.4s",  "01001110101 mmmmm 011011 nnnnn ddddd", "smin v{d}.4s, v{n}.4s, v{m}.4s"),
-    ("smax.4s",  "01001110101 mmmmm 011001 nnnnn ddddd", "smax v{d}.4s, v{n}.4s, v{m}.4s"),
     ("umax.4s",  "01101110101 mmmmm 011001 nnnnn ddddd", "umax v{d}.4s, v{n}.4s, v{m}.4s"),
     ("umin.16b", "01101110001 mmmmm 011011 nnnnn ddddd", "umin v{d}.16b, v{n}.16b, v{m}.16b"),
-    ("umax.16b", "01101110001 mmmmm 011001 nnnnn ddddd", "umax v{d}.16b, v{n}.16b, v{m}.16b"),
-    ("cmeq.4s",  "01101110101 mmmmm 100011 nnnnn ddddd", "cmeq v{d}.4s, v{n}.4s, v{m}.4s"),
-    ("cmeq.16b", "01101110001 mmmmm 100011 nnnnn ddddd", "cmeq v{d}.16b, v{n}.16b, v{m}.16b"),
     ("cmgt.4s",  "01001110101 mmmmm 001101 nnnnn ddddd", "cmgt v{d}.4s, v{n}.4s, v{m}.4s"),
-    ("cmgt.16b", "01001110001 mmmmm 001101 nnnnn ddddd", "cmgt v{d}.16b, v{n}.16b, v{m}.16b"),
-    ("cmtst.16b", "01001110001 mmmmm 100011 nnnnn ddddd", "cmtst v{d}.16b, v{n}.16b, v{m}.16b"),
-    ("cmlt0.16b", "0100111000100000101010 nnnnn ddddd", "cmlt v{d}.16b, v{n}.16b, #0"),
-    ("ushl.4s",  "01101110101 mmmmm 010001 nnnnn ddddd", "ushl v{d}.4s, v{n}.4s, v{m}.4s"),
-    ("abs.4s",   "0100111010100000101110 nnnnn ddddd", "abs v{d}.4s, v{n}.4s"),
-    ("abs.16b",  "0100111000100000101110 nnnnn ddddd", "abs v{d}.16b, v{n}.16b"),
-    ("neg.4s",   "0110111010100000101110 nnnnn ddddd", "neg v{d}.4s, v{n}.4s"),
-    ("addp.4s",  "01001110101 mmmmm 101111 nnnnn ddddd", "addp v{d}.4s, v{n}.4s, v{m}.4s"),
     ("addp.8h",  "01001110011 mmmmm 101111 nnnnn ddddd", "addp v{d}.8h, v{n}.8h, v{m}.8h"),
     ("addv.4s",  "0100111010110001101110 nnnnn ddddd", "addv s{d}, v{n}.4s"),
     ("umaxv.4s", "0110111010110000101010 nnnnn ddddd", "umaxv s{d}, v{n}.4s"),
     ("shl.4s",   "01001111001 iiiii 010101 nnnnn ddddd", "shl v{d}.4s, v{n}.4s, #{i}"),
-    ("shl.8h",   "010011110001 iiii 010101 nnnnn ddddd", "shl v{d}.8h, v{n}.8h, #{i}"),
     ("sshr.4s",  "01001111001 iiiii 000001 nnnnn ddddd", "sshr v{d}.4s, v{n}.4s, #{32-i}"),
-    ("sshr.8h",  "010011110001 iiii 000001 nnnnn ddddd", "sshr v{d}.8h, v{n}.8h, #{16-i}"),
     ("ushr.4s",  "01101111001 iiiii 000001 nnnnn ddddd", "ushr v{d}.4s, v{n}.4s, #{32-i}"),
-    ("ushr.8h",  "011011110001 iiii 000001 nnnnn ddddd", "ushr v{d}.8h, v{n}.8h, #{16-i}"),
     ("sxtl.8h",  "0000111100001000101001 nnnnn ddddd", "sxtl v{d}.8h, v{n}.8b"),
-    ("sxtl2.8h", "0100111100001000101001 nnnnn ddddd", "sxtl2 v{d}.8h, v{n}.16b"),
     ("sxtl.4s",  "0000111100010000101001 nnnnn ddddd", "sxtl v{d}.4s, v{n}.4h"),
     ("sxtl2.4s", "0100111100010000101001 nnnnn ddddd", "sxtl2 v{d}.4s, v{n}.8h"),
-    ("uxtl.8h",  "0010111100001000101001 nnnnn ddddd", "uxtl v{d}.8h, v{n}.8b"),
-    ("uxtl2.8h", "0110111100001000101001 nnnnn ddddd", "uxtl2 v{d}.8h, v{n}.16b"),
-    ("uxtl.4s",  "0010111100010000101001 nnnnn ddddd", "uxtl v{d}.4s, v{n}.4h"),
-    ("uxtl2.4s", "0110111100010000101001 nnnnn ddddd", "uxtl2 v{d}.4s, v{n}.8h"),
     ("shll.4s",  "0010111001100001001110 nnnnn ddddd", "shll v{d}.4s, v{n}.4h, #16"),
     ("shll2.4s", "0110111001100001001110 nnnnn ddddd", "shll2 v{d}.4s, v{n}.8h, #16"),
     ("sqxtn.4h", "0000111001100001010010 nnnnn ddddd", "sqxtn v{d}.4h, v{n}.4s"),
     ("sqxtn2.8h", "0100111001100001010010 nnnnn ddddd", "sqxtn2 v{d}.8h, v{n}.4s"),
     ("sqxtn.8b", "0000111000100001010010 nnnnn ddddd", "sqxtn v{d}.8b, v{n}.8h"),
-    ("smull.4s", "00001110011 mmmmm 110000 nnnnn ddddd", "smull v{d}.4s, v{n}.4h, v{m}.4h"),
-    ("smull2.4s", "01001110011 mmmmm 110000 nnnnn ddddd", "smull2 v{d}.4s, v{n}.8h, v{m}.8h"),
     ("smull.8h", "00001110001 mmmmm 110000 nnnnn ddddd", "smull v{d}.8h, v{n}.8b, v{m}.8b"),
     ("smull2.8h", "01001110001 mmmmm 110000 nnnnn ddddd", "smull2 v{d}.8h, v{n}.16b, v{m}.16b"),
     ("sadalp.4s", "0100111001100000011010 nnnnn ddddd", "sadalp v{d}.4s, v{n}.8h"),
@@ -7096,7 +6874,7 @@ _A64_ROWS = [
      "sdot v{d}.4s, v{n}.16b, v{m}.4b[{2*h+l}]"),
 ]
 
-_A64_FIELD = re.compile(r"([a-zA-Z])\1*")
+_A64_NUMBER = re.compile(r"([a-zA-Z])\1*")
 
 
 @functools.lru_cache(maxsize=None)
@@ -7107,11 +6885,11 @@ def _a64_parts(picture, text):
     """
     picture = picture.replace(" ", "")
     found = {}
-    for field in _A64_FIELD.finditer(picture):
-        found.setdefault(field[1], (len(field[0]), []))[1].append(32 - field.end())
+    for run in _A64_NUMBER.finditer(picture):
+        found.setdefault(run[1], (len(run[0]), []))[1].append(32 - run.end())
     order = re.findall(r"\b[a-zA-Z]\b", " ".join(re.findall(r"{([^{}]*)}", text)))
-    fields = {letter: found[letter] for letter in [*order, *found] if letter in found}
-    return int(_A64_FIELD.sub(lambda field: "0" * len(field[0]), picture), 2), fields
+    parts = {letter: found[letter] for letter in [*order, *found] if letter in found}
+    return int(_A64_NUMBER.sub(lambda run: "0" * len(run[0]), picture), 2), parts
 
 
 class _A64Words(dict):
@@ -7125,11 +6903,11 @@ class _A64Words(dict):
 
     def source(self, name, operands):
         """Return the Python expression of the word, each operand being an expression itself."""
-        base, fields = _a64_parts(*self.pictures[name])
-        if len(operands) != len(fields):
-            raise TypeError(f"{name} takes {list(fields)}, got {operands}")
+        base, parts = _a64_parts(*self.pictures[name])
+        if len(operands) != len(parts):
+            raise TypeError(f"{name} takes {list(parts)}, got {operands}")
         terms = []
-        for (letter, (width, shifts)), operand in zip(fields.items(), operands):
+        for (letter, (width, shifts)), operand in zip(parts.items(), operands):
             for shift in shifts:
                 if operand.isdigit():
                     base |= int(operand) << shift
@@ -7169,11 +6947,6 @@ def _sum_words(d, n, number):
     return _constant_words(16, number) + (_W["add.x"](d, n, 16),)
 
 
-def _address(n, disp):
-    """Return (words, register): the address x_n + disp, for instructions without displacement."""
-    return (_sum_words(16, n, disp), 16) if disp else ((), n)
-
-
 def _access(name, d, n, disp):
     """Return the words that load or store register d at x_n + disp, by way of x16 if it is far."""
     n_bytes = _ACCESS_BYTES[name]
@@ -7181,8 +6954,8 @@ def _access(name, d, n, disp):
         return (_W[name](d, n, disp // n_bytes),)
     if -256 <= disp < 256:
         return (_W[name + "u"](d, n, disp),)
-    low = 0 if disp % n_bytes else disp & 4095
-    return (*_sum_words(16, n, disp - low), _W[name](d, 16, low // n_bytes))
+    rest = 0 if disp % n_bytes else disp & 4095
+    return (*_sum_words(16, n, disp - rest), _W[name](d, 16, rest // n_bytes))
 
 
 def _access_pair(name, d, n, disp):
@@ -7195,124 +6968,21 @@ def _access_pair(name, d, n, disp):
     return (*_sum_words(16, n, disp), _W[name](d, d + 1, 16, 0))
 
 
-# What most operations become.  In a recipe, d is the result and a, b, c the operands that the
-# operation reads, in order; t and u are the halves of a temporary.  A recipe that names halves
-# (d0 the low one, d1 the high one) stands as it is; any other is done for the low halves, then for
-# the high ones.  * is the memory at base + displacement.  Where a constant operand decides, the
-# recipe is a dictionary by its value, None for all others.  Since the result may be one of the
-# operands, no half of an operand is read after that half of the result is written.
-
-_NEON_RECIPES = {
-    # whole numbers
-    "mov": "mov.x d a",
-    "add": "add.x d a b", "sub": "sub.x d a b", "mul": "mul.x d a b",
-    "div": "udiv.x d a b", "rem": "udiv.x 16 a b; msub.x d 16 b a",
-    "iand": "and.x d a b", "ior": "orr.x d a b", "ixor": "eor.x d a b",
-    "shl": "lsl.i d a 63-b -b&63", "shr": "lsr.i d a b", "sar": "asr.i d a b",
-    "min": "cmp.x a b; csel.x d a b 11", "max": "cmp.x a b; csel.x d a b 12",    # 11 lt, 12 gt
-    "load_i64": "ldr.x d *", "store_i64": "str.x b *",
-    "load_i32": "ldrs.w d *", "load_u32": "ldr.w d *", "store_i32": "str.w b *",
-    "load_i16": "ldrs.h d *", "load_u16": "ldr.h d *", "store_i16": "str.h b *",
-    "load_i8": "ldrs.b d *", "load_u8": "ldr.b d *", "store_i8": "str.b b *",
-    "pause": "isb",                             # `yield` does nothing on most processors
-    # bits, parts of vectors
-    "vload": "ldp.q d *", "vstore": "stp.q b *",
-    "vand": "and.16b d a b", "vor": "orr.16b d a b",
-    "vxor": "eor.16b d a b", "vandnot": "bic.16b d b a",
-    "load_i8x16": "ldr.q d0 *; movi.16b d1 0 0", "store_i8x16": "str.q b0 *",
-    "load_i8x8": "ldr.d d0 *; movi.16b d1 0 0", "store_i8x8": "str.d b0 *",
-    "load_f32": "ldr.s d0 *; movi.16b d1 0 0", "store_f32": "str.s b0 *",
-    "broadcast_i8x16": "ldr.q d0 *; mov.16b d1 d0",
-    "broadcast_i64x4": "ldr.d d0 *; dup.d d1 d0 0; dup.d d0 d0 0",
-    "broadcast_f32x8": "ldr.s d0 *; dup.s d1 d0 0; dup.s d0 d0 0",
-    "broadcast_i32x8": "ldr.s d0 *; dup.s d1 d0 0; dup.s d0 d0 0",
-    "broadcast_i16x16": "ldr.vh d0 *; dup.h d1 d0 0; dup.h d0 d0 0",
-    "broadcast_i8x32": "ldr.vb d0 *; dup.b d1 d0 0; dup.b d0 d0 0",
-    "splat_i32": "dup.w d0 a; dup.w d1 a",
-    "broadcast_lane": {i: f"dup.s d0 a{i >> 2} {i & 3}; mov.16b d1 d0" for i in range(8)},
-    "extract_i32": {i: f"smov.s d a{i >> 2} {i & 3}" for i in range(8)},
-    # f32x8.  fmin and fmax of NEON prefer numbers to NaN, or -0 to 0; ours choose by comparison
-    "add_f32": "fadd.4s d a b", "sub_f32": "fsub.4s d a b",
-    "mul_f32": "fmul.4s d a b", "div_f32": "fdiv.4s d a b",
-    "min_f32": "fcmgt.4s t b a; bsl.16b t a b; mov.16b d t",
-    "max_f32": "fcmgt.4s t a b; bsl.16b t a b; mov.16b d t",
-    "sqrt_f32": "fsqrt.4s d a", "round_f32": "frintn.4s d a", "floor_f32": "frintm.4s d a",
-    "cmp_f32": {"<": "fcmgt.4s d c a", "<=": "fcmge.4s d c a", ">": "fcmgt.4s d a c",
-                ">=": "fcmge.4s d a c", "==": "fcmeq.4s d a c",
-                "!=": "fcmeq.4s d a c; mvn.16b d d"},
-    "i32_to_f32": "scvtf.4s d a", "f32_to_i32": "fcvtns.4s d a",
-    "hadd_f32": "faddp.4s d a b",
-    "hsum_f32": "faddp.4s t a0 a1; faddp.4s t t t; faddp.4s d0 t t; mov.16b d1 d0",
-    # larger of (a, the other half), of (that, turned by two lanes), of (that, neighbours swapped)
-    "hmax_f32": "fcmgt.4s t a0 a1; fcmgt.4s u a1 a0; bsl.16b t a0 a1; bsl.16b u a1 a0;"
-                "mov.16b d0 t; mov.16b d1 u;"
-                + "".join([f"{turned}; fcmgt.4s u {half} t; bif.16b {half} t u;"
-                           for half in ("d0", "d1")
-                           for turned in (f"ext.16b t {half} {half} 8", f"rev64.4s t {half}")]),
-    "load_f16x8": "ldr.q d1 *; fcvtl.4s d0 d1; fcvtl2.4s d1 d1",
-    "f16_to_f32": "fcvtl2.4s d1 a0; fcvtl.4s d0 a0",
-    "load_bf16x8": "ldr.q d1 *; shll.4s d0 d1; shll2.4s d1 d1",
-    "store_f16x8": "fcvtn.4h t b0; fcvtn2.8h t b1; str.q t *",
-    # i32x8
-    "add_i32": "add.4s d a b", "sub_i32": "sub.4s d a b", "mul_i32": "mul.4s d a b",
-    "min_i32": "smin.4s d a b", "max_i32": "smax.4s d a b", "max_u32": "umax.4s d a b",
-    "abs_i32": "abs.4s d a", "shl_i32": "shl.4s d a b",
-    "shr_i32": {0: "mov.16b d a", None: "ushr.4s d a 32-b"},
-    "sar_i32": {0: "mov.16b d a", None: "sshr.4s d a 32-b"},
-    "shlv_i32": "ushl.4s d a b", "shrv_i32": "neg.4s t b; ushl.4s d a t",
-    "cmpeq_i32": "cmeq.4s d a b", "cmpgt_i32": "cmgt.4s d a b",
-    "hsum_i32": "add.4s t a0 a1; addv.4s t t; dup.s d0 t 0; dup.s d1 t 0",
-    "hmax_u32": "umax.4s t a0 a1; umaxv.4s t t; dup.s d0 t 0; dup.s d1 t 0",
-    "widen_i8x8": "ldr.d d1 *; sxtl.8h d1 d1; sxtl.4s d0 d1; sxtl2.4s d1 d1",
-    "widen_u8x8": "ldr.d d1 *; uxtl.8h d1 d1; uxtl.4s d0 d1; uxtl2.4s d1 d1",
-    "widen_i16x8": "ldr.q d1 *; sxtl.4s d0 d1; sxtl2.4s d1 d1",
-    "widen_u16x8": "ldr.q d1 *; uxtl.4s d0 d1; uxtl2.4s d1 d1",
-    "store_i32_as_i8": "sqxtn.4h t b0; sqxtn2.8h t b1; sqxtn.8b t t; str.d t *",
-    # i16x16
-    "add_i16": "add.8h d a b", "sub_i16": "sub.8h d a b", "mul_i16": "mul.8h d a b",
-    "shl_i16": "shl.8h d a b",
-    "shr_i16": {0: "mov.16b d a", None: "ushr.8h d a 16-b"},
-    "sar_i16": {0: "mov.16b d a", None: "sshr.8h d a 16-b"},
-    "widen_i8x16": "ldr.q d1 *; sxtl.8h d0 d1; sxtl2.8h d1 d1",
-    "widen_u8x16": "ldr.q d1 *; uxtl.8h d0 d1; uxtl2.8h d1 d1",
-    "extend_i8": {0: "sxtl2.8h d1 a0; sxtl.8h d0 a0", 1: "sxtl.8h d0 a1; sxtl2.8h d1 a1"},
-    "extend_u8": {0: "uxtl2.8h d1 a0; uxtl.8h d0 a0", 1: "uxtl.8h d0 a1; uxtl2.8h d1 a1"},
-    "extend_i16": {0: "sxtl2.4s d1 a0; sxtl.4s d0 a0", 1: "sxtl.4s d0 a1; sxtl2.4s d1 a1"},
-    "extend_u16": {0: "uxtl2.4s d1 a0; uxtl.4s d0 a0", 1: "uxtl.4s d0 a1; uxtl2.4s d1 a1"},
-    "madd": "smull.4s t a b; smull2.4s u a b; addp.4s d t u",
-    # i8x32
-    "add_i8": "add.16b d a b", "sub_i8": "sub.16b d a b",
-    "min_u8": "umin.16b d a b", "max_u8": "umax.16b d a b", "abs_i8": "abs.16b d a",
-    "sign_i8": "cmlt0.16b t b; cmtst.16b u b b; eor.16b d a t; sub.16b d d t; and.16b d d u",
-    "cmpeq_i8": "cmeq.16b d a b", "cmpgt_i8": "cmgt.16b d a b",
-    "shuffle_i8": "tbl.16b d a b",              # an index of 16 or more gives 0
-    # products of i8, added in pairs of i16, then in pairs of i32
-    "dot4_us": "smull.8h t a b; smull2.8h u a b; addp.8h t t u; sadalp.4s d t",
-    "dot4_ss": "smull.8h t a b; smull2.8h u a b; addp.8h t t u; sadalp.4s d t",
-    "dot4_us_m": "".join([f"ldr.s t *; dup.s t t 0; smull.8h u a{h} t; smull2.8h t a{h} t;"
-                          f"addp.8h u u t; sadalp.4s d{h} u;" for h in (0, 1)]),
-    # rearranging
-    "unpack_lo_i8": "zip1.16b d a b", "unpack_hi_i8": "zip2.16b d a b",
-    "unpack_lo_i16": "zip1.8h d a b", "unpack_hi_i16": "zip2.8h d a b",
-    "unpack_lo_i32": "zip1.4s d a b", "unpack_hi_i32": "zip2.4s d a b",
-    "unpack_lo_i64": "zip1.2d d a b", "unpack_hi_i64": "zip2.2d d a b",
-}
-
-# The same with the dot-product instructions, which ARMv8.2 processors may have (FEAT_DotProd).
-_DOT_RECIPES = {
-    "dot4_us": "sdot.4s d a b", "dot4_ss": "sdot.4s d a b",
-    "dot4_us_m": "ldr.s t *; sdot.4b d0 a0 t 0 0; sdot.4b d1 a1 t 0 0",
-}
+# The recipes of chapter 10.  t and u are the halves of one temporary.  A recipe that names halves
+# (d0 the low one, d1 the high one) stands as it is; any other is done for the low halves, then
+# for the high ones; no half of an operand is read after that half of the result is written.
+# Numbers may be expressions, and 15, 16, 17 are the encoder's registers.  Two things may be
+# several instructions: `const.x d n` sets x_d to n, and `sum.x d a n` is x_d = x_a + n.
 
 _PAIR = (0, 2, 4, 6, 16, 18, 20, 22, 24, 26, 28, 30, 8, 10, 12, 14)   # the low half of each vector
 
 
-def _recipe_source(op, recipe, names):
-    """Return the Python expressions of the words of a recipe; for memory, starred calls."""
-    kinds = dict(zip(names, op.letters))
-    base = next((x for x in names if kinds[x] == "i"), None)
-    vectors = "".join([x for x in names if kinds[x] in "vVW"]) or "-"
-    vector = re.compile(rf"([{vectors}])([01]?)")
+def _recipe_source(op, recipe, vectors):
+    """Return the Python expressions of the words of a recipe; for memory, starred calls.
+
+    vectors: the letters that are vector registers
+    """
+    vector = re.compile(rf"([{vectors or '-'}])([01]?)")
     steps = [step.split() for step in recipe.split(";") if step.strip()]
     by_halves = any(vector.fullmatch(token) and len(token) == 1
                     for step in steps if step[-1] != "*" for token in step[1:])
@@ -7321,6 +6991,8 @@ def _recipe_source(op, recipe, names):
         part = vector.fullmatch(token)
         if part:
             return part[1] if (part[2] or half) == "0" else f"({part[1]} + 1)"
+        if token in _CONDITIONS:
+            return str(_CONDITIONS.index(token))
         return "(t + 1)" if token == "u" else token if token.isalnum() else f"({token})"
 
     source = []
@@ -7329,68 +7001,17 @@ def _recipe_source(op, recipe, names):
             if tokens and tokens[-1] == "*":
                 access = "_access_pair" if name[2] == "p" else "_access"
                 register = operand(tokens[0], half)
-                source.append(f"*{access}({name!r}, {register}, {base}, {names[-1]})")
+                base, disp = op.letters[op.sets + op.reads.index("i")], op.letters[-1]
+                source.append(f"*{access}({name!r}, {register}, {base}, {disp})")
+            elif name in ("const.x", "sum.x"):
+                several = "_constant_words" if name == "const.x" else "_sum_words"
+                source.append(f"*{several}({', '.join(tokens)})")
             else:
                 source.append(_W.source(name, [operand(token, half) for token in tokens]))
     return ", ".join(source)
 
 
-def _recipe_row(name, recipe):
-    """Return the row of an operation: its function, made from the recipe, and its temporaries.
-
-    For add_f32, "fadd.4s d a b", the function is
-
-        def add_f32(asm, d, a, b):
-            d = _PAIR[d]
-            a = _PAIR[a]
-            b = _PAIR[b]
-            asm.code += (0x4e20d400 | d | a << 5 | b << 16,
-                         0x4e20d400 | (d + 1) | (a + 1) << 5 | (b + 1) << 16,)
-    """
-    op = OPS[name]
-    names = ("d" if op.sets else "") + "abc"[:len(op.letters) - op.sets]
-    choices = recipe if isinstance(recipe, dict) else {None: recipe}
-    temps = "t" if any(re.search(r"\bt\b", text) for text in choices.values()) else ""
-    source = [f"def {name}(asm, {', '.join(names + temps)}):"]
-    kinds = op.letters + "v" * len(temps)
-    source += [f"    {x} = _PAIR[{x}]" for x, kind in zip(names + temps, kinds) if kind in "vVW"]
-    chooser = next((x for x, kind in zip(names, op.letters) if kind == "n"), None)
-    for value, text in choices.items():
-        words = _recipe_source(op, text, names)
-        if value is None:
-            source.append(f"    asm.code += ({words},)")
-        else:
-            source += [f"    if {chooser} == {value!r}:",
-                       f"        asm.code += ({words},)",
-                       "        return"]
-    if None not in choices:
-        source.append(f"    raise ValueError(f'{name} with {{{chooser}!r}}')")
-    scope = {"_PAIR": _PAIR, "_access": _access, "_access_pair": _access_pair}
-    exec("\n".join(source), scope)
-    return scope[name], len(temps)
-
-
-# The rest need a choice that is made in Python.  asm: the encoder, below.
-
-def _a64_imm(asm, d, value):
-    asm.code += _constant_words(d, value)
-
-
-def _a64_add_imm(asm, d, a, number):
-    asm.code += _sum_words(d, a, number)
-
-
-def _a64_sub_imm(asm, d, a, number):
-    asm.code += _sum_words(d, a, -number)
-
-
-def _a64_through_x16(on_registers):
-    """Return the function of an operation with an int, which is brought into x16."""
-    def function(asm, d, a, number):
-        asm.code += _constant_words(16, number)
-        on_registers(asm, d, a, 16)
-    return function
-
+# The functions that recipes name.  asm: the encoder, below; then operands and temporaries.
 
 def _a64_logic_imm(verb):
     """Return the function of and, or, xor with an int: one word where the int is a bit mask."""
@@ -7403,24 +7024,17 @@ def _a64_logic_imm(verb):
     return function
 
 
+_a64_and_imm, _a64_or_imm = _a64_logic_imm("and"), _a64_logic_imm("orr")
+
+
 def _a64_load_acquire(asm, d, base, disp):
-    words, base = _address(base, disp)
-    asm.code += (*words, _W["ldar"](d, base))
+    """Load by an instruction that has no displacement."""
+    if disp:
+        asm.code += _sum_words(16, base, disp)
+    asm.code.append(_W["ldar"](d, 16 if disp else base))
 
 
-def _a64_store_release(asm, base, x, disp):
-    words, base = _address(base, disp)
-    asm.code += (*words, _W["stlr"](x, base))
-
-
-def _a64_fetch_add(asm, d, base, x, disp):
-    """Load and claim, add, store if the claim still holds, else try again; then old = new - x."""
-    asm.code += (*_sum_words(16, base, disp),
-                 _W["ldaxr"](17, 16), _W["add.x"](17, 17, x), _W["stlxr"](15, 17, 16),
-                 _W["cbnz"](15, -3), _W["sub.x"](d, 17, x))
-
-
-def _a64_prefetch(word):
+def _a64_prefetches(word):
     def prefetch(asm, base, disp):
         disp &= ~7                                      # in the same line
         if 0 <= disp < 32768:
@@ -7428,6 +7042,9 @@ def _a64_prefetch(word):
         else:
             asm.code += (*_sum_words(16, base, disp), _W[word](16, 0))
     return prefetch
+
+
+_a64_prefetch, _a64_prefetch_l2 = _a64_prefetches("prfm.l1"), _a64_prefetches("prfm.l2")
 
 
 def _a64_const(asm, d, data):
@@ -7559,23 +7176,6 @@ def _a64_shuffle_i32(asm, d, a, order):
             asm.code.append(_W["ins.w"](d, i, 15 if source & 1 else holds))
 
 
-def _a64_compare(asm, a, b):
-    asm.code.append(_W["cmp.x"](a, b))
-
-
-def _a64_compare_imm(asm, a, number):
-    if 0 <= number < 4096:
-        asm.code.append(_W["cmp.i"](a, number))
-    elif -4096 < number < 0:
-        asm.code.append(_W["cmn.i"](a, -number))
-    else:
-        asm.code += (*_constant_words(16, number), _W["cmp.x"](a, 16))
-
-
-def _a64_count_down(asm, count):
-    asm.code.append(_W["subs.i"](count, count, 1))
-
-
 def _a64_call(asm, address, a, b, c, live):
     """Call a C function of three arguments.  It may change x0..x17: put aside what is needed."""
     aside = [x for x in live if x < 15]
@@ -7588,49 +7188,41 @@ def _a64_call(asm, address, a, b, c, live):
     asm.code += [_W["ldp.x"](*pair) for pair in pairs]
 
 
-@functools.lru_cache(maxsize=None)
-def _arm64_rows(has_dot):
-    """Return {operation: (function, temporaries)}, made when the first kernel is encoded."""
-    recipes = {**_NEON_RECIPES, **(_DOT_RECIPES if has_dot else {})}
-    rows = {name: _recipe_row(name, recipe) for name, recipe in recipes.items()}
-    others = {
-        "imm": _a64_imm, "add_imm": _a64_add_imm, "sub_imm": _a64_sub_imm,
-        "iand_imm": _a64_logic_imm("and"), "ior_imm": _a64_logic_imm("orr"),
-        "ixor_imm": _a64_logic_imm("eor"),
-        **{name + "_imm": _a64_through_x16(rows[name][0]) for name in ("mul", "min", "max")},
-        "load_acquire": _a64_load_acquire, "store_release": _a64_store_release,
-        "fetch_add": _a64_fetch_add, "prefetch": _a64_prefetch("prfm.l1"),
-        "prefetch_l2": _a64_prefetch("prfm.l2"),
-        "const": _a64_const, "vmov": _a64_vmov, "halves": _a64_halves, "select": _a64_select,
-        "load_high": _a64_load_high, "load_f32_n": _a64_load_n, "load_i32_n": _a64_load_n,
-        "store_f32_n": _a64_store_n, "store_i32_n": _a64_store_n,
-        "insert_i32": _a64_insert_i32, "blend_i32": _a64_blend_i32,
-        "shuffle_i32": _a64_shuffle_i32,
-        "call": _a64_call, "else": _else, "endif": _endif}
-    others["loop"], others["endloop"] = _loops(_a64_compare_imm, _a64_count_down)
-    for form, compare in (("", _a64_compare), ("_imm", _a64_compare_imm)):
-        others.update(zip(("if" + form, "while" + form, "endwhile" + form), _branches(compare)))
-    rows.update({name: (function, 0) for name, function in others.items()})
-    rows["load_i32_at"] = _a64_load_i32_at, 1
-    return rows
+class Arm64(Encoder):
+    """The encoder for arm64.  isa: "neon", or "neon_dot" with the dot products of FEAT_DotProd"""
 
-
-class Arm64:
-    """The encoder of one kernel for arm64.  isa: "neon", or "neon_dot" with dot products."""
-
-    int_order = [*range(15), *range(19, 29)]
-    n_vectors = len(_PAIR)
-    parameters = (0, 1, 2)
-    unit_bytes = 4                              # code is a list of words
+    column, n_vectors, unit_bytes = "arm64", len(_PAIR), 4      # code is a list of words
+    int_order, parameters = [*range(15), *range(19, 29)], (0, 1, 2)
     EMITTERS = ()                               # for `listing`, which reads the words themselves
 
     def __init__(self, isa, abi):
-        self.abi = abi
-        self.rows = _arm64_rows(isa == "neon_dot")
+        super().__init__(isa, abi)
         self.code = []
-        self.labels, self.jumps = {}, []        # label -> place; (place, how, label)
-        self.constants = {}                     # 16 bytes -> [(place, register)]
-        self.blocks = None
+        self.jumps = []                         # (index of a word, how, label)
+        self.constants = {}                     # 16 bytes -> [(index of a word, register)]
+
+    @classmethod
+    def recipe(cls, op, text):
+        """Return (function, n_temps): a recipe as Python source, compiled.
+
+        For add_f32, "fadd.4s d a b", the function is
+
+            def add_f32(asm, d, a, b, t=0):
+                d = _PAIR[d]
+                a = _PAIR[a]
+                b = _PAIR[b]
+                asm.code += (0x4e20d400 | d | a << 5 | b << 16,
+                             0x4e20d400 | (d + 1) | (a + 1) << 5 | (b + 1) << 16,)
+        """
+        kinds = ("" if not op.sets else "i" if op.lane == "i" else "v") + op.reads
+        vectors = [x for x, kind in zip(op.letters, kinds) if kind == "v"]
+        n_temps = int(bool(re.search(r"\bt\b", text)))
+        source = [f"def {op.name}(asm, {', '.join([*op.letters, 't=0'])}):"]
+        source += [f"    {x} = _PAIR[{x}]" for x in vectors + ["t"] * n_temps]
+        source.append(f"    asm.code += ({_recipe_source(op, text, ''.join(vectors))},)")
+        scope = dict(globals())
+        exec("\n".join(source), globals(), scope)
+        return scope[op.name], n_temps
 
     def begin(self, ints, vectors, calls):
         """Write the prologue: make room on the stack, put there what must be left as found.
@@ -7639,9 +7231,9 @@ class Arm64:
             then            x19..x28, x29 and x30, d8..d15, those in use
         """
         whole = sorted([x for x in ints if x >= 19]) + [29, 30] * calls
-        lows = [_PAIR[p] + half for p in vectors for half in (0, 1) if 8 <= _PAIR[p] < 16]
+        halves = [_PAIR[p] + half for p in vectors for half in (0, 1) if 8 <= _PAIR[p] < 16]
         pairs = [(verb, registers[i], registers[i + 1])
-                 for verb, registers in (("x", whole + [15] * (len(whole) & 1)), ("d", lows))
+                 for verb, registers in (("x", whole + [15] * (len(whole) & 1)), ("d", halves))
                  for i in range(0, len(registers), 2)]
         first = 16 if calls else 0              # counted in 8 bytes
         self.saved = [(*pair, first + 2 * i) for i, pair in enumerate(pairs)]
@@ -7650,14 +7242,22 @@ class Arm64:
             self.code.append(_W["sub.sp"](self.frame_bytes))
         self.code += [_W["stp." + verb](*pair) for verb, *pair in self.saved]
 
-    def label(self, name):
-        self.labels[name] = len(self.code)
+    def compare(self, a, b):
+        self.code.append(_W["cmp.x"](a, b))
+
+    def compare_imm(self, a, n):
+        if 0 <= n < 4096:
+            self.code.append(_W["cmp.i"](a, n))
+        elif -4096 < n < 0:
+            self.code.append(_W["cmn.i"](a, -n))
+        else:
+            self.code += (*_constant_words(16, n), _W["cmp.x"](a, 16))
+
+    def count_down(self, a):
+        self.code.append(_W["subs.i"](a, a, 1))
 
     def jump(self, how, label):
-        """Jump to a label if the comparison just made came out as `how`, or always if None.
-
-        The word is made at the end, when all labels have their places.
-        """
+        """The word is made at the end, when it is known where the labels are."""
         self.jumps.append((len(self.code), how, label))
         self.code.append(0)
 
@@ -7676,14 +7276,14 @@ class Arm64:
         if self.constants:
             code += [0] * (-len(code) % 4)
         if len(code) + 4 * len(self.constants) >= 1 << 18:
-            raise ValueError(f"a kernel of {4 * len(code)} bytes, but arm64 jumps reach 1 MiB; "
-                             "unroll less")
-        for place, how, label in self.jumps:
-            distance = self.labels[label] - place
-            code[place] = _W["b.if"](_A64_CONDITION[how], distance) if how else _W["b"](distance)
+            raise ValueError(f"kernel {self.kernel.name} has {4 * len(code)} bytes, but arm64 "
+                             "jumps reach 1 MiB; unroll less")
+        for i, how, label in self.jumps:
+            distance = self.labels[label] - i
+            code[i] = _W["b.if"](_A64_CONDITION[how], distance) if how else _W["b"](distance)
         for data, uses in self.constants.items():
-            for place, d in uses:
-                code[place] = _W["ldr.qlit"](d, len(code) - place)
+            for i, d in uses:
+                code[i] = _W["ldr.qlit"](d, len(code) - i)
             code += struct.unpack("<4I", data)
         return struct.pack(f"<{len(code)}I", *code)
 
@@ -7692,10 +7292,10 @@ class Arm64:
         """Return the text of a word, given as 4 bytes: that of the first picture that it fits."""
         word = int.from_bytes(data, "little")
         for name, picture, text in _A64_ROWS:
-            base, fields = _a64_parts(picture, text)
+            base, parts = _a64_parts(picture, text)
             if word & base == base:
                 values = {}
-                for letter, (width, shifts) in fields.items():
+                for letter, (width, shifts) in parts.items():
                     value = (word >> shifts[0]) & ((1 << width) - 1)
                     negative = letter.isupper() and value >> (width - 1)
                     values[letter] = value - (1 << width) if negative else value
@@ -7908,7 +7508,7 @@ def _cpuid_code(abi):
     asm.rr("mov", asm.parameters[0], R10)
     asm.rm("mov.r", RAX, R10, 0)
     asm.rm("mov.r", RCX, R10, 8)
-    asm.raw("cpuid", b"\x0f\xa2")
+    asm.raw("cpuid")
     for i, r in enumerate((RAX, RBX, RCX, RDX)):
         asm.rm("mov.mr", r, R10, 16 + 8 * i)
     return asm.finish()
@@ -7920,7 +7520,7 @@ def _xgetbv_code(abi):
     asm.begin((), (), False)
     asm.rr("mov", asm.parameters[0], R10)
     asm.rr("xor.r", RCX, RCX)
-    asm.raw("xgetbv", b"\x0f\x01\xd0")
+    asm.raw("xgetbv")
     asm.rm("mov.mr", RAX, R10, 0)
     return asm.finish()
 
