@@ -74,8 +74,10 @@ import threading
 import time
 import types
 import unicodedata
+import weakref
 import zlib
 from array import array
+from collections import Counter
 from itertools import chain, repeat
 from operator import add, mul, neg, sub
 from typing import NamedTuple
@@ -1916,7 +1918,8 @@ class Vocabulary:
     @functools.cached_property
     def ids(self):
         """Finder of the tokens that merging may yield: never a control or byte token."""
-        return Finder(self.texts, lambda token: self.types[token] in (NORMAL, USER_DEFINED))
+        types = self.types              # without self: then the file is let go with the model
+        return Finder(self.texts, lambda token: types[token] in (NORMAL, USER_DEFINED))
 
     @functools.cached_property
     def byte_ids(self):
@@ -3225,6 +3228,9 @@ class Backend:
     def close(self):
         """Give back threads and memory; the backend is not used again."""
 
+    def after_fork(self):
+        """Begin anew, in a forked child, what only the parent has: threads."""
+
     def argmax(self, row):
         """Return the lowest index of the largest value of one row of logits."""
         return row.index(max(row))
@@ -3483,6 +3489,24 @@ class Reference(Backend):
 #
 # Not here: moving pages to disk.  After Kwon et al. (2023), "PagedAttention", section 4.
 
+# What belongs to whom is written so that an interrupt at any point leaves nothing wrong, only
+# pages that nobody holds and that are not free either: counts are raised before a table names
+# a page, and lowered after it does so no more.  When no page is left, they are counted anew.
+
+def anonymous_memory(n_bytes):
+    """Return zeroed memory, committed as it is written; a forked child has its own from then on.
+
+    Raises OSError and the like where it cannot be had.
+    """
+    if sys.platform == "win32":
+        return mmap.mmap(-1, n_bytes)
+    memory = mmap.mmap(-1, n_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANON)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):        # or the first byte written commits megabytes
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return memory
+
+
 def check_page_size(page_size):
     """Refuse a page size that would cut a chunk of attention unevenly."""
     if page_size < 8 or (CHUNK % page_size and page_size % CHUNK):
@@ -3498,6 +3522,7 @@ class PagePool:
     found: (id of the page before, or 0, and the tokens of a full page) -> (its own id, page)
     idle: the pages that nobody holds but that can be found, the longest idle first
     n_asked, n_found: positions of prompts that were looked for, and that were there
+    sequences: those whose tables hold pages, as long as somebody has them
     """
 
     def __init__(self, layers, n_pages, page_size, kv_type="f16"):
@@ -3510,7 +3535,7 @@ class PagePool:
             page_bytes += 2 * n_kv_heads * page_size * vector_bytes
         self.page_bytes = page_bytes
         try:
-            self.arena = mmap.mmap(-1, max(1, n_pages * page_bytes))
+            self.arena = anonymous_memory(max(1, n_pages * page_bytes))
         except (OSError, OverflowError, ValueError) as e:
             raise KshipraError(f"a cache of {n_pages * page_bytes} bytes cannot be had ({e}); "
                                "use a smaller --ctx-size") from None
@@ -3518,6 +3543,7 @@ class PagePool:
         self.refs = [0] * n_pages
         self.found, self.key_of, self.idle, self.next_id = {}, [None] * n_pages, {}, 1
         self.n_asked = self.n_found = 0
+        self.sequences = weakref.WeakSet()
 
     n_available = property(lambda self: len(self.free) + len(self.idle))
 
@@ -3527,6 +3553,8 @@ class PagePool:
         Raises KshipraError when all are held.
         """
         if not self.n_available:
+            self.recount()
+        if not self.n_available:
             raise KshipraError(f"all {self.n_pages} pages of {self.page_size} positions are in "
                                "use; use a larger --ctx-size")
         if not self.free:
@@ -3534,6 +3562,18 @@ class PagePool:
         page = self.free.pop()
         self.refs[page] = 1
         return page
+
+    def recount(self):
+        """Count the holds anew, from the tables that there are; find what was lost.
+
+        Lost are the pages of a sequence that went without a truncate, or that an interrupt kept
+        from their table.
+        """
+        refs = Counter(itertools.chain.from_iterable([seq.table for seq in list(self.sequences)]))
+        self.refs = [refs[page] for page in range(self.n_pages)]
+        unheld = [page for page in chain(self.idle, range(self.n_pages)) if not refs[page]]
+        self.idle = {page: None for page in unheld if self.key_of[page] is not None}
+        self.free = [page for page in set(unheld) if self.key_of[page] is None]
 
     def hold(self, page):
         """Hold a page once more."""
@@ -3558,26 +3598,25 @@ class PagePool:
         """
         key = before, tuple(tokens)
         if key not in self.found:
-            self.found[key] = self.next_id, page
-            self.key_of[page] = key
             self.next_id += 1
+            self.key_of[page] = key
+            self.found[key] = self.next_id, page
         return self.found[key]
 
     def forget(self, page):
         """Let a page be found no more, since it will be written."""
         if self.key_of[page] is not None:
-            del self.found[self.key_of[page]]
+            self.found.pop(self.key_of[page], None)
             self.key_of[page] = None
         if page in self.idle:
             del self.idle[page]
             self.free.append(page)
 
     def copy(self, page):
-        """Return a new page with the content of `page`, and give back one hold on `page`."""
+        """Return a new page, held once, with the content of `page`."""
         new = self.take()
         a, b, n = page * self.page_bytes, new * self.page_bytes, self.page_bytes
         self.arena[b:b + n] = self.arena[a:a + n]
-        self.release(page)
         return new
 
     def offset(self, layer, page, which, head, slot):
@@ -3632,6 +3671,7 @@ class Sequence:
 
     def __init__(self, pool):
         self.pool, self.table, self.tokens, self.ids = pool, array("i"), [], []
+        pool.sequences.add(self)
 
     def reserve(self, first, end):
         """Own writable pages for positions first..end-1; a page held elsewhere too is copied."""
@@ -3640,7 +3680,8 @@ class Sequence:
             self.table.append(self.pool.take())
         for i in range(first // size, (end + size - 1) // size):
             if self.pool.refs[self.table[i]] > 1:
-                self.table[i] = self.pool.copy(self.table[i])
+                shared, self.table[i] = self.table[i], self.pool.copy(self.table[i])
+                self.pool.release(shared)
             self.pool.forget(self.table[i])
 
     def n_new_pages(self, end):
@@ -3694,10 +3735,10 @@ class Sequence:
     def fork(self):
         """Return a sequence with the same past; pages are shared until one of the two writes."""
         other = Sequence(self.pool)
-        other.table, other.tokens = array("i", self.table), list(self.tokens)
-        other.ids = list(self.ids)
         for page in self.table:
             self.pool.hold(page)
+            other.table.append(page)
+        other.tokens, other.ids = list(self.tokens), list(self.ids)
         return other
 
     def common_prefix(self, tokens):
@@ -4171,9 +4212,13 @@ class RopeTable:
     def rows(self, pos):
         """Return (cos, sin) of one position, each (n_rot / 2,)."""
         half = len(self.freqs)
-        for p in range(len(self.cos) // half, pos + 1):
-            self.cos.extend([math.cos(p * f) * self.magnitude for f in self.freqs])
-            self.sin.extend([math.sin(p * f) * self.magnitude for f in self.freqs])
+        new = range(len(self.sin) // half, pos + 1)
+        if new:                         # sines last: they say how many positions there are
+            cos, sin = (array("f", [part(p * f) * self.magnitude for p in new for f in self.freqs])
+                        for part in (math.cos, math.sin))
+            del self.cos[new[0] * half:]
+            self.cos.extend(cos)
+            self.sin.extend(sin)
         return self.cos[pos * half:(pos + 1) * half], self.sin[pos * half:(pos + 1) * half]
 
 
@@ -4518,6 +4563,7 @@ class Engine:
     checkpoint: GGUF or HFDirectory   ops: Reference (or another backend of the same surface)
     ctx_size: positions that the cache holds; None: the model's, at most DEFAULT_CTX
     page_size: None for one contiguous page
+    turn: the lock of whoever uses the cache and the backend; one thread at a time does
     """
 
     def __init__(self, checkpoint, ops, ctx_size=None, kv_type="f16", page_size=None):
@@ -4542,14 +4588,29 @@ class Engine:
         if page_size is not None:
             check_page_size(page_size)
         self.kv_type, self.page_size = kv_type, page_size
-        self.new_cache()
-
-    def new_cache(self):
-        """Make the page pool: one page of the whole context, or pages of page_size for it."""
-        hp = self.hparams
-        size = self.page_size or -(-self.ctx_size // CHUNK) * CHUNK
+        size = page_size or -(-self.ctx_size // CHUNK) * CHUNK
         self.cache = PagePool([(hp.n_kv_heads, hp.head_dim)] * hp.n_layers,
-                              -(-self.ctx_size // size), size, self.kv_type)
+                              -(-self.ctx_size // size), size, kv_type)
+        self.after_fork()
+        _ENGINES.add(self)
+
+    def after_fork(self):
+        """Begin anew what a forked child has no part in: the turns of its parent's threads."""
+        self.turn, self._stepping = threading.RLock(), threading.Lock()
+
+    def close(self):
+        """Give back threads, machine code and the file; after this the engine computes no more."""
+        with self.turn:
+            ops, self.ops = self.ops, None
+            if ops is not None:
+                ops.close()
+            self.weights = self.checkpoint = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
 
     def step(self, rows, wanted=None):
         """Run rows through the model and return the logits of those that are wanted.
@@ -4558,33 +4619,69 @@ class Engine:
         one sequence stand in order of position.   wanted: indices into rows, None for all
         -> list of array('f') (n_vocab,), one for each wanted row
         Each row's k and v enter the cache; its logits depend on its own sequence alone.
+        Threads take turns.  A sequence holds the new tokens when all is computed: a step that
+        fails or is interrupted leaves none.
         """
-        if wanted is None:
-            wanted = range(len(rows))
+        with self.turn:
+            if self._stepping.locked():
+                raise KshipraError("the model is asked to compute from within a step of its own "
+                                   "(by a signal handler?); call it when that has returned")
+            with self._stepping:
+                return self._step(rows, wanted)
+
+    def _step(self, rows, wanted):
+        wanted = list(range(len(rows)) if wanted is None else wanted)
+        for i in wanted:
+            if not 0 <= i < len(rows):
+                raise KshipraError(f"row {i} is wanted, but the rows are 0..{len(rows) - 1}")
         if not rows:
             return []
-        lengths = {id(seq): (seq, len(seq.tokens)) for _, _, seq in rows}
+        ends = {}                       # by id: a sequence, and its length after this step
+        for row in rows:
+            self._check_row(ends, *row)
         try:
-            for token, pos, seq in rows:
-                self._append(token, pos, seq)
-            batch = Batch(rows, list(wanted), self.cache)
-            return self.compute(lambda ops: ops.run(forward, self, batch))
-        except BaseException:           # leave each sequence as it was
-            for seq, length in lengths.values():
-                seq.truncate(length)
+            for seq, end in ends.values():
+                seq.reserve(len(seq.tokens), end)
+            batch = Batch(rows, wanted, self.cache)
+            logits = self.compute(lambda ops: ops.run(forward, self, batch))
+        except BaseException:           # the pages taken for nothing
+            for seq, _ in ends.values():
+                seq.truncate(len(seq.tokens))
             raise
+        for token, _, seq in rows:
+            seq.tokens.append(token)
+        return logits
+
+    def _check_row(self, ends, token, pos, seq):
+        """Check one row, and note in `ends` that it follows those before it."""
+        if not 0 <= token < self.hparams.n_vocab:
+            raise KshipraError(f"token {token} is outside 0..{self.hparams.n_vocab - 1}")
+        if not 0 <= pos < self.ctx_size:
+            raise KshipraError(f"position {pos} is outside the context of {self.ctx_size}; "
+                               "use a larger --ctx-size")
+        if seq.pool is not self.cache:
+            raise KshipraError("the sequence is of another cache than this model's; make one "
+                               "with Sequence(model.cache)")
+        end = ends[id(seq)][1] if id(seq) in ends else len(seq.tokens)
+        if pos != end:
+            raise KshipraError(f"position {pos} does not follow the {end} tokens of its "
+                               "sequence; truncate it first")
+        ends[id(seq)] = seq, end + 1
 
     def compute(self, call):
         """Return call(backend); where the backend cannot, the one that goes on for it does.
 
         Whoever needs a backend asks here, each time, so that all change over together.
         """
-        try:
-            return call(self.ops)
-        except BackendFault as fault:
-            warn_plain(fault)
-            self.ops = self.ops.fallback()
-            return call(self.ops)
+        with self.turn:
+            if self.ops is None:
+                raise KshipraError("the model is closed; load it again")
+            try:
+                return call(self.ops)
+            except BackendFault as fault:
+                warn_plain(fault)
+                self.ops = self.ops.fallback()
+                return call(self.ops)
 
     def largest(self, row, k):
         """As Backend.largest."""
@@ -4594,18 +4691,19 @@ class Engine:
         """As Backend.exp_sum."""
         return self.compute(lambda ops: ops.exp_sum(row, top))
 
-    def _append(self, token, pos, seq):
-        """Check one row and make room for it in its sequence."""
-        if not 0 <= token < self.hparams.n_vocab:
-            raise KshipraError(f"token {token} is outside 0..{self.hparams.n_vocab - 1}")
-        if not 0 <= pos < self.ctx_size:
-            raise KshipraError(f"position {pos} is outside the context of {self.ctx_size}; "
-                               "use a larger --ctx-size")
-        if pos != len(seq.tokens):
-            raise KshipraError(f"position {pos} does not follow the {len(seq.tokens)} tokens of "
-                               "its sequence; truncate it first")
-        seq.reserve(pos, pos + 1)
-        seq.tokens.append(token)
+
+_ENGINES = weakref.WeakSet()            # all that there are, for a child process
+
+
+def _after_fork():
+    for engine in list(_ENGINES):
+        engine.after_fork()
+        if engine.ops is not None:
+            engine.ops.after_fork()
+
+
+if hasattr(os, "register_at_fork"):     # where processes fork
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 # ---------------------------------------------------------------------------------------
@@ -4752,11 +4850,15 @@ def prefill(engine, seq, tokens, progress=None):
     """Append tokens to a sequence, engine.prefill_rows a step; return the last one's logits.
 
     progress(done, total): called before each step, and at the end
+    Raises KshipraError if progress() changes the sequence: it may use the model on others only.
     """
     start, total, logits = len(seq.tokens), len(tokens), None
     for a in range(0, total, engine.prefill_rows):
         if progress:
             progress(a, total)
+        if len(seq.tokens) != start + a:
+            raise KshipraError("a progress callback used the very text that is being read; use "
+                               "the model when the callback has returned")
         part = tokens[a:a + engine.prefill_rows]
         rows = [(t, start + a + i, seq) for i, t in enumerate(part)]
         last = a + len(part) == total
@@ -4775,8 +4877,10 @@ def baseline(engine, prompt, choose, seq, progress=None):
     """
     tokens = list(prompt)
     while True:
-        seq.truncate(0)
-        tokens.append(choose(prefill(engine, seq, tokens, progress), tokens))
+        with engine.turn:
+            seq.truncate(0)
+            logits = prefill(engine, seq, tokens, progress)
+        tokens.append(choose(logits, tokens))
         progress = None
         yield tokens[-1]
 
@@ -4785,13 +4889,14 @@ def cached(engine, prompt, choose, seq, progress=None):
     """Yield tokens without end, each for one row of work after the prompt.
 
     seq: a Sequence that may already hold the beginning of the prompt; what differs is dropped.
-    It is looked at anew for each token: should another generation have used it in between,
-    what that one dropped is computed again.
+    It is looked at anew for each token: should another generation, of this thread or another,
+    have used it in between, what that one dropped is computed again.
     """
     tokens = list(prompt)
     while True:
-        seq.truncate(seq.common_prefix(tokens))
-        logits = prefill(engine, seq, tokens[len(seq.tokens):], progress)
+        with engine.turn:
+            seq.truncate(seq.common_prefix(tokens))
+            logits = prefill(engine, seq, tokens[len(seq.tokens):], progress)
         tokens.append(choose(logits, tokens))
         progress = None
         yield tokens[-1]
@@ -4871,7 +4976,7 @@ class Generation:
     def __init__(self, tokens, prompt_ids, transcript):
         self.prompt_ids, self.transcript = prompt_ids, transcript
         self.ttft_s = self.decode_s = 0.0
-        self._pieces = self._run(tokens)
+        self._pieces, self._closed, self._turn = self._run(tokens), False, threading.RLock()
 
     ids = property(lambda self: self.transcript.ids)
     text = property(lambda self: self.transcript.text)
@@ -4881,16 +4986,29 @@ class Generation:
         return self
 
     def __next__(self):
-        return next(self._pieces)
+        with self._turn:                # threads that share it get a piece each
+            if self._pieces.gi_running:
+                raise KshipraError("a generation is asked for its next piece by its own progress "
+                                   "callback; ask when that has returned")
+            return next(self._pieces)
 
     def close(self):
-        """End the generation and free what it holds; iterating on gives nothing more."""
-        self._pieces.close()
+        """End the generation and free what it holds; iterating on gives nothing more.
+
+        While it is computing, for another thread, it ends after the token it is at.
+        """
+        self._closed = True
+        if self._turn.acquire(blocking=False):
+            try:
+                if not self._pieces.gi_running:
+                    self._pieces.close()
+            finally:
+                self._turn.release()
 
     def _run(self, tokens):
         begun = time.perf_counter()
         try:
-            while self.finish_reason is None:
+            while self.finish_reason is None and not self._closed:
                 token = next(tokens)
                 now = time.perf_counter()
                 if not self.ids:
@@ -9960,7 +10078,7 @@ class Memory:
 
     def __init__(self, n_bytes):
         self.n_bytes = max(n_bytes, mmap.PAGESIZE)
-        self._map = mmap.mmap(-1, self.n_bytes)
+        self._map = anonymous_memory(self.n_bytes)
         self.address = address_of(self._map)
 
     def view(self, address, n_bytes):
@@ -10904,13 +11022,28 @@ class Native(Backend):
         self.row_search, self.checked = RowSearch(self.kernels), set()
         self.arena, self.peak_bytes = Memory(ARENA_BYTES), 0
         self.inputs, self.programs = Inputs(self.prefill_rows), {}
-        self.team = Team(KERNEL_FUNCTION(self.kernels("run")[0]), n_threads)
-        self.n_threads = self.team.n_threads
+        self.n_threads, self._team = n_threads, None
+        self.team                       # so that what the system lacks is known now
+
+    @property
+    def team(self):
+        """The Team, made when it is first needed: in a forked child, once more."""
+        if self._team is None:
+            self._team = Team(KERNEL_FUNCTION(self.kernels("run")[0]), self.n_threads)
+            if self._team.n_threads < self.n_threads:
+                self.n_threads = self._team.n_threads
+                self.programs.clear()   # they would wait for the missing ones
+        return self._team
+
+    def after_fork(self):
+        """Forget the threads, of which a forked child has none."""
+        self._team = None
 
     def close(self):
         """End the threads, then free the code that they ran."""
-        if hasattr(self, "team"):
-            self.team.close()
+        if getattr(self, "_team", None) is not None:
+            self._team.close()
+            self._team = None
         if hasattr(self, "kernels"):
             self.kernels.close()
 
@@ -10918,7 +11051,7 @@ class Native(Backend):
 
     def run(self, forward, model, batch):
         """Return the logits of the wanted rows: record the forward pass, or use the record."""
-        divided = self.is_divided(batch)
+        team, divided = self.team, self.is_divided(batch)
         key = len(batch.tokens), len(batch.wanted), divided, id(batch.cache)
         program = self.programs.get(key)
         if program is None:
@@ -10927,7 +11060,7 @@ class Native(Backend):
             if len(self.programs) == KEPT_PROGRAMS:
                 del self.programs[next(iter(self.programs))]
             self.programs[key] = program
-        return self.run_program(program, batch)
+        return self.run_program(team, program, batch)
 
     def is_divided(self, batch):
         """Return whether the attention of some row is worth dividing among the threads."""
@@ -10967,11 +11100,11 @@ class Native(Backend):
                 check_kernel(self, call)
                 self.checked.add(key)
 
-    def run_program(self, program, batch):
+    def run_program(self, team, program, batch):
         """Fill in a batch, run the program, and return a copy of its logits, a row each."""
         program.inputs.fill(batch)
         self.resident.fill(max(batch.positions))
-        self.team.run(program)
+        team.run(program)
         address, best_address, n_rows, n = program.output
         best, out = array("i", ctypes.string_at(best_address, 16 * n_rows)), []
         for r in range(n_rows):
@@ -10988,15 +11121,16 @@ class Native(Backend):
 
         Every line gets a barrier, and the threads note the time after each.
         """
+        team = self.team
         program = self.record(forward, model, batch, self.is_divided(batch))
         program.lines = [[0, 0, 0, 1, 0]] + [line[:3] + [1, 0] for line in program.lines]
         program.finish(self.n_threads)
-        untimed = self.team.run_kernel
-        self.team.run_kernel = KERNEL_FUNCTION(self.kernels("run", system_clock())[0])
+        untimed = team.run_kernel
+        team.run_kernel = KERNEL_FUNCTION(self.kernels("run", system_clock())[0])
         try:
-            logits = self.run_program(program, batch)
+            logits = self.run_program(team, program, batch)
         finally:
-            self.team.run_kernel = untimed
+            team.run_kernel = untimed
         stamps = [system_time(program.counters.address + COUNTER_BYTES * i + STAMP_OFF)
                   for i in range(len(program.lines))]
         return logits, list(zip(program.calls, map(sub, stamps[1:], stamps)))
@@ -11414,12 +11548,12 @@ class Model(Engine):
         """
         ids = self.prompt_ids(ids)
         self.check_prompt(ids)
-        seq = self.session
-        seq.truncate(0)
-        out = []
-        for a in range(0, len(ids), self.prefill_rows):
-            part = ids[a:a + self.prefill_rows]
-            out.extend(self.step([(t, a + i, seq) for i, t in enumerate(part)]))
+        seq, out = self.session, []
+        with self.turn:
+            seq.truncate(0)
+            for a in range(0, len(ids), self.prefill_rows):
+                part = ids[a:a + self.prefill_rows]
+                out.extend(self.step([(t, a + i, seq) for i, t in enumerate(part)]))
         return out
 
     def prompt_ids(self, prompt):

@@ -171,7 +171,7 @@ def test_a_fork_that_cannot_be_copied_keeps_its_page():
 @given(st.lists(st.integers(0, 3), max_size=12),
        st.lists(st.integers(0, 3), min_size=1, max_size=12))
 def test_common_prefix_leaves_one_token_over(have, want):
-    seq = Sequence(None)
+    seq = Sequence(PagePool([(1, 8)], 1, 8))
     seq.tokens = have
     n = seq.common_prefix(want)
     assert n <= len(want) - 1 and have[:n] == want[:n]

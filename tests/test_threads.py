@@ -1,0 +1,354 @@
+"""Chapter 18, and what it needs of chapters 5 and 6: threads, of Python and of a program, a fork,
+an interrupt at any line; each leaves every answer as it is."""
+import concurrent.futures
+import gc
+import itertools
+import os
+import random
+import subprocess
+import sys
+import threading
+from array import array
+
+import pytest
+
+import kshipra
+import tiny
+
+NATIVE = pytest.mark.skipif(kshipra.native_refusal() is not None,
+                            reason=str(kshipra.native_refusal()))
+GREEDY = dict(temperature=0, ignore_eos=True)
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+
+
+def native(path, n_threads, **options):
+    """Return a Model on so many threads, however few cores there are."""
+    checkpoint = kshipra.open_checkpoint(path)
+    return kshipra.Model(checkpoint, kshipra.tokenizer_of(checkpoint),
+                         kshipra.Native(kshipra.choose_isa(os.environ)[0], n_threads), **options)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tiny.write(tmp_path_factory.mktemp("threads") / "m.gguf", format="Q8_0")
+
+
+PROMPTS = [tiny.ids(n, seed=n) for n in (5, 17, 30, 3)]
+
+
+@pytest.fixture(scope="module")
+def texts(path):
+    """What each prompt gives alone, in plain Python."""
+    model = kshipra.load(path, "python")
+    return [list(model.generate_ids(prompt, 12, **GREEDY)) for prompt in PROMPTS]
+
+
+@NATIVE
+def test_threads_end_with_their_model():
+    before = threading.active_count()
+    for _ in range(3):
+        model = native(None, 3)
+        list(model.generate_ids("a", 3))
+        assert threading.active_count() == before + 2
+        del model
+        gc.collect()
+    assert threading.active_count() == before
+    with native(None, 3) as model:
+        assert threading.active_count() == before + 2
+    assert threading.active_count() == before
+    model.close()
+    with pytest.raises(kshipra.KshipraError, match="closed; load it again"):
+        list(model.generate_ids("a", 3))
+
+
+@pytest.mark.parametrize("device", ["python", pytest.param("native", marks=NATIVE)])
+def test_a_model_that_goes_lets_go_of_its_file(path, device):
+    """U11: at once, not when garbage is looked for."""
+    if not os.path.exists("/proc/self/maps"):
+        pytest.skip("no /proc")
+
+    def mapped():
+        with open("/proc/self/maps") as f:
+            return path in f.read()
+    gc.collect()
+    gc.disable()
+    try:
+        model = kshipra.load(path, device)
+        list(model.generate_ids("abc", 3))
+        assert mapped()
+        del model
+        assert not mapped()
+    finally:
+        gc.enable()
+
+
+@NATIVE
+@pytest.mark.parametrize("when", ["thread", "subinterpreter"])
+def test_fewer_threads_where_the_system_gives_no_more(monkeypatch, capsys, path, texts, when):
+    """R19 and U1: a limit on processes; an interpreter that may start none."""
+    started, start = [], threading.Thread.start
+
+    def limited(thread):
+        started.append(thread)
+        if len(started) > (1 if when == "thread" else 0):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    model = native(path, 4)
+    assert model.ops.n_threads == (2 if when == "thread" else 1)
+    assert list(model.generate_ids(PROMPTS[2], 12, **GREEDY)) == texts[2]
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and "of 4 threads: can't start new thread" in message
+
+
+@NATIVE
+def test_a_run_that_ctrl_c_breaks_off_is_completed(monkeypatch, path, texts):
+    """Interrupted after the workers were woken, the team comes to the end of that run."""
+    model = native(path, 2)
+    assert list(model.generate_ids(PROMPTS[0], 12, **GREEDY)) == texts[0]
+    team, walk, strikes = model.ops.team, model.ops.team._walk, [1]
+
+    def interrupted(i, *run):
+        if i == 0 and strikes:
+            strikes.pop()
+            raise KeyboardInterrupt
+        walk(i, *run)
+    monkeypatch.setattr(team, "_walk", interrupted)
+    before = list(model.session.tokens)
+    with pytest.raises(KeyboardInterrupt):
+        model.step([(3, len(before), model.session)])
+    assert model.session.tokens == before
+    assert list(model.generate_ids(PROMPTS[0], 12, **GREEDY)) == texts[0]
+
+
+# One model, several threads
+
+@pytest.mark.parametrize("page_size", [None, 8])
+@pytest.mark.parametrize("device", ["python", pytest.param("native", marks=NATIVE)])
+def test_generations_that_take_turns_give_what_they_give_alone(path, texts, device, page_size):
+    model = kshipra.load(path, device, page_size=page_size)
+    turns = [model.generate_ids(prompt, 12, **GREEDY) for prompt in PROMPTS]
+    assert list(zip(*itertools.zip_longest(*turns))) == list(map(tuple, texts))
+
+
+@NATIVE
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("n_callers", [2, 4])
+def test_threads_on_one_model_give_what_they_give_alone(path, texts, n_callers, n_threads):
+    """F3: each of several Python threads, on one model, at once."""
+    model, errors = native(path, n_threads), []
+
+    def call(i):
+        for round in range(3):
+            which = (i + round) % len(PROMPTS)
+            if list(model.generate_ids(PROMPTS[which], 12, **GREEDY)) != texts[which]:
+                errors.append(which)
+            if len(model.logits(PROMPTS[i])) != len(PROMPTS[i]):
+                errors.append(-1)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(n_callers) as pool:
+            list(pool.map(call, range(n_callers)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []
+
+
+@NATIVE
+def test_a_generation_may_be_closed_from_another_thread(path, texts):
+    model = native(path, 2)
+    for _ in range(20):
+        generation, begun = model.generate(PROMPTS[0], 200, **GREEDY), threading.Event()
+
+        def read():
+            for _ in generation:
+                begun.set()
+            begun.set()
+        reader = threading.Thread(target=read)
+        reader.start()
+        begun.wait(20)
+        generation.close()
+        reader.join(20)
+        assert not reader.is_alive() and len(generation.ids) < 200
+        assert list(generation) == []
+    assert list(model.generate_ids(PROMPTS[1], 12, **GREEDY)) == texts[1]
+
+
+def test_a_progress_callback_that_uses_the_text_being_read_is_refused(path, texts):
+    """F6: in one sentence; what it asked for itself is right, and so is the next call."""
+    model, inner = kshipra.load(path, "python"), []
+    model.prefill_rows = 8
+
+    def progress(done, total):
+        if done == 8:
+            inner.extend(model.generate_ids(PROMPTS[1], 12, **GREEDY))
+    with pytest.raises(kshipra.KshipraError, match="progress callback"):
+        list(model.generate(PROMPTS[2], 12, progress=progress, **GREEDY))
+    assert inner == texts[1]
+    generation = model.generate(PROMPTS[2], 12, progress=lambda *_: next(generation), **GREEDY)
+    with pytest.raises(kshipra.KshipraError, match="own progress callback"):
+        list(generation)
+    assert list(model.generate_ids(PROMPTS[2], 12, **GREEDY)) == texts[2]
+
+
+def test_a_step_within_a_step_is_refused(path, monkeypatch):
+    model = kshipra.load(path, "python")
+    run = model.ops.run
+
+    def within(*args):
+        model.step([(2, 0, kshipra.Sequence(model.cache))])
+        return run(*args)
+    monkeypatch.setattr(model.ops, "run", within)
+    with pytest.raises(kshipra.KshipraError, match="from within a step"):
+        model.logits([1, 2])
+
+
+# Fork
+
+CHILD_WAITS = 60                        # seconds, then the parent takes it for hung
+
+
+def in_child(function):
+    """Return function()'s whole number, computed in a forked child."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(write, b"%d" % function())
+        finally:
+            os._exit(0)
+    os.close(write)
+    killer = threading.Timer(CHILD_WAITS, os.kill, (pid, 9))
+    killer.start()
+    with os.fdopen(read, "rb") as f:
+        found = f.read()
+    os.waitpid(pid, 0)
+    killer.cancel()
+    return int(found or -1)
+
+
+@NATIVE
+@forks
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_parent_and_child_of_a_fork_go_on_by_themselves(path, texts, n_threads):
+    """A child has its own copy of the cache and of the activations, and threads of its own."""
+    model = native(path, n_threads)
+    going = model.generate_ids(PROMPTS[2], 12, **GREEDY)
+    begun = list(itertools.islice(going, 4))
+    stop, answers = threading.Event(), []
+
+    def parent_goes_on():
+        while not stop.is_set():
+            answers.append(list(model.generate_ids(PROMPTS[1], 12, **GREEDY)) == texts[1])
+    other = threading.Thread(target=parent_goes_on)
+    other.start()
+    try:
+        children = [in_child(lambda: sum(list(model.generate_ids(prompt, 12, **GREEDY)) == text
+                                         for prompt, text in zip(PROMPTS, texts)))
+                    for _ in range(4)]
+    finally:
+        stop.set()
+        other.join()
+    assert children == [4] * 4 and answers and all(answers)
+    assert in_child(lambda: begun + list(going) == texts[2]) == 1
+    assert begun + list(going) == texts[2]
+
+
+@forks
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_memory_is_not_shared_with_a_child():
+    memory = kshipra.anonymous_memory(4096)
+    memory[:3] = b"abc"
+
+    def overwrite():
+        memory[:3] = b"xyz"
+        return memory[0]
+    assert in_child(overwrite) == ord("x") and memory[:3] == b"abc"
+
+
+# Arguments of step
+
+def test_rows_that_do_not_exist_cannot_be_wanted(path, device):
+    """F4: a row that was not computed would be foreign memory."""
+    model = kshipra.load(path, device)
+    for wanted in ([2], [-1], [0, 1 << 40]):
+        with pytest.raises(kshipra.KshipraError, match="is wanted, but the rows are 0..1"):
+            model.step([(1, 0, model.session), (2, 1, model.session)], wanted)
+    assert model.session.tokens == [] and list(model.session.table) == []
+
+
+def test_a_sequence_of_another_cache_is_refused(path, device):
+    """F5: its page numbers mean nothing here."""
+    model, other = kshipra.load(path, device), kshipra.load(path, device, page_size=8)
+    with pytest.raises(kshipra.KshipraError, match="of another cache"):
+        model.step([(1, 0, other.session)])
+    assert other.session.tokens == [] and model.step([(1, 0, model.session)])
+
+
+# Interrupts
+
+class Interrupter:
+    """Raises an exception before the n-th line that runs in functions of kshipra."""
+
+    def __init__(self, n, exception):
+        self.left, self.exception, self.where = n, exception, None
+
+    def __call__(self, frame, event, arg):
+        return self.line if frame.f_code.co_filename == kshipra.__file__ else None
+
+    def line(self, frame, event, arg):
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                self.where = f"{frame.f_code.co_name}:{frame.f_lineno}"
+                sys.settrace(None)
+                raise self.exception
+        return self.line
+
+
+N_INTERRUPTS = int(os.environ.get("KSHIPRA_INTERRUPTS", 40))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("device", ["python", pytest.param("native", marks=NATIVE)])
+@pytest.mark.parametrize("exception", [KeyboardInterrupt, MemoryError])
+def test_an_interrupt_at_any_line_leaves_right_answers(path, texts, device, exception):
+    """R13, R14, F2: in prefill and decode, then the same model is asked again.
+
+    KSHIPRA_INTERRUPTS=2000 asks for a long run of it.
+    """
+    rng, model = random.Random(device), None
+    for round in range(N_INTERRUPTS):
+        if model is None or round % 10 == 0:
+            model = native(path, 2, page_size=8) if device == "native" else kshipra.load(
+                path, device, page_size=8)
+        hit = Interrupter(int(10 ** rng.uniform(0, 3.9)), exception)
+        which = rng.randrange(len(PROMPTS))
+        sys.settrace(hit)
+        try:
+            list(model.generate_ids(PROMPTS[which], 12, **GREEDY))
+        except exception:
+            pass
+        finally:
+            sys.settrace(None)
+        for i in (which, (which + 1) % len(PROMPTS)):
+            found = list(model.generate_ids(PROMPTS[i], 12, **GREEDY))
+            assert found == texts[i], f"after {exception.__name__} at {hit.where}"
+
+
+def test_pages_that_were_lost_are_found_again():
+    """A page that was taken, but came into no table; a sequence that went without a truncate."""
+    pool = kshipra.PagePool([(1, 8)], 4, 8)
+    held, lost = kshipra.Sequence(pool), kshipra.Sequence(pool)
+    held.reserve(0, 8)
+    lost.reserve(0, 16)
+    pool.take()
+    del lost
+    other = kshipra.Sequence(pool)
+    other.reserve(0, 24)
+    assert sorted([*held.table, *other.table]) == [0, 1, 2, 3]
+    assert pool.refs == [1, 1, 1, 1]
+    with pytest.raises(kshipra.KshipraError, match="all 4 pages"):
+        other.reserve(24, 32)
