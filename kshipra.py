@@ -3450,7 +3450,12 @@ class Reference(Backend):
         return out
 
     def rows(self, x, wanted):
-        """Return the rows of x that `wanted` lists."""
+        """Return the rows of x that `wanted` lists.
+
+        Raises KshipraError if one of those that go is not finite; the others can still tell.
+        """
+        for row in x if len(wanted) < len(x) else ():
+            check_finite(row)
         return [x[i] for i in wanted]
 
     def softcap(self, x, cap):
@@ -9407,8 +9412,9 @@ def emit_kv_store(k, kv_type, head_dim):
 # Step by step for all pairs, and not pair by pair: so the nearest cache has to hold the keys
 # or the values, not both.  Several pairs are taken at once, so that a key or value, once
 # loaded, serves them all.  The positions of a run are those that any of its rows sees; one
-# that a pair does not see has score LOWEST and p = 0, and adds 0 * value to o, which changes
-# nothing (o is never -0.0, values are finite).
+# that a pair does not see has score UNSEEN and p = 0, and adds 0 * value to o, which changes
+# nothing (o is never -0.0, values are finite).  Where the reference refuses a score, because it
+# is not finite, p is not a number, and so are l and the row that comes out: the logits tell.
 #
 # A state that has seen nothing is m = LOWEST, l = 0, o = 0: merging a chunk into it gives that
 # chunk's own m, l and o, to the bit, since exp(0) = 1 and 0 * exp(-87) + y = y.
@@ -9421,6 +9427,7 @@ def emit_kv_store(k, kv_type, head_dim):
 # Source: Dao et al. (2023), "Flash-Decoding for long-context inference".
 
 ATTENTION_PAIRS = 64                        # rows * heads of a unit, at most
+UNSEEN = -math.inf                          # no score: those are finite or not a number
 
 
 class AttentionScratch:
@@ -9691,7 +9698,10 @@ def _scores_of_eight(k, at, keys):
 
 
 def _attention_scores(k, at, field, get, pair, n, head_dim, cap):
-    """Emit the scores of n pairs, LOWEST where they do not see, and the largest, lane by lane."""
+    """Emit the scores of n pairs, UNSEEN where they do not see, and the largest, lane by lane.
+
+    A score that is not finite becomes not a number, and the largest is found among the others.
+    """
     index, n_groups = _groups(k, get)
     keys, pos = k.scratch + index * at.row_bytes, get("pos")
     for i in range(n):
@@ -9708,12 +9718,11 @@ def _attention_scores(k, at, field, get, pair, n, head_dim, cap):
         lanes = k.splat_i32(pos) + k.const_i32x8(range(8))
         for i, s in enumerate(parts):
             s = s * field.number("scale_bits")
-            if cap:
-                s = _softcap(k, s, field.number("cap_bits"))
+            s = _softcap(k, s, field.number("cap_bits")) if cap else _finite(s)
             disp = at.pairs + at.PAIR_BYTES * i
             seen = k.cmpgt_i32(lanes, k.broadcast_i32x8(pair, disp + at.BEFORE))
             seen &= k.cmpgt_i32(k.broadcast_i32x8(pair, disp + at.AFTER), lanes)
-            s = k.select(seen, s, k.const_f32x8(LOWEST)).f32
+            s = k.select(seen, s, k.const_f32x8(UNSEEN)).f32
             state = at.state_of(k, pair, i)
             k.store_f32x8(state, k.max_f32(s, k.load_f32x8(state, at.top)), at.top)
             k.store_f32x8(state + ((pos & (CHUNK - 1)) << 2), s, at.scores)
@@ -9735,7 +9744,7 @@ def _attention_softmax(k, at, field, get, pair, n):
         x = [k.load_f32x8(scores, at.scores + 32 * i) - m for i in range(n)]
         for i, p in enumerate(emit_exp(k, *x) if n > 1 else [emit_exp(k, *x)]):
             score = k.load_f32x8(scores, at.scores + 32 * i)
-            p &= k.cmp_f32(score, ">", k.const_f32x8(LOWEST))
+            p = k.andnot(k.cmp_f32(score, "==", k.const_f32x8(UNSEEN)), p).f32
             k.store_f32x8(scores, p, at.scores + 32 * i)
             k.add_f32(total, p, to=total)
         k.add(scores, 32 * n, to=scores)
@@ -10301,10 +10310,12 @@ class Recorder:
         matrix(w)               (address, Format) of a weight matrix, a Tensor
         angles(table)           the addresses of a RopeTable's cosines and of its sines
     Addresses are the target's own.
+    dropped: what argmax finds of the rows that do not all go on; whether they are finite
+    counts, though nothing else of them does
     """
 
     def __init__(self, program):
-        self.program = program
+        self.program, self.dropped = program, []
 
     def buffer(self, n_rows, n):
         return Buffer(self.program, n_rows, n, 4 * n_rows * n)
@@ -10397,6 +10408,8 @@ class Recorder:
         return out
 
     def rows(self, x, index):
+        if index.n_rows < x.n_rows:
+            self.dropped.append(self.argmax(x))
         out = self.buffer(index.n_rows, x.n)
         self.line(out.n_rows, [x], [out], "rows", **_located(x=x, out=out), index=index.address,
                   n=x.n)
@@ -11077,15 +11090,16 @@ class Native(Backend):
             recording = Recording(program, self.kernels, self.resident, self.n_threads,
                                   n_positions, divided)
             result = forward(model, recording, self.inputs.recorded(batch))
-            return result, recording.argmax(result)
+            return result, recording.argmax(result), recording.dropped
 
-        program, (logits, best) = record_in(self.arena, write_down)
+        program, (logits, best, dropped) = record_in(self.arena, write_down)
         if program.arena is not self.arena:     # then the smaller one serves nobody
             self.programs.clear()
             self.arena = program.arena
         self.peak_bytes = max(self.peak_bytes, program.peak_bytes)
         program.finish(self.n_threads, self.kernels("sequence")[0])
         program.output = logits.address, best.address, logits.n_rows, logits.n
+        program.looked_at = [(b.address, b.n_rows) for b in dropped + [best]]
         program.inputs = self.inputs
         self.check(program)
         return program
@@ -11106,13 +11120,14 @@ class Native(Backend):
         self.resident.fill(max(batch.positions))
         team.run(program)
         address, best_address, n_rows, n = program.output
+        for found, n_found in program.looked_at:
+            if any(array("i", ctypes.string_at(found, 16 * n_found))[2::4]):
+                raise KshipraError(NOT_FINITE)
         best, out = array("i", ctypes.string_at(best_address, 16 * n_rows)), []
         for r in range(n_rows):
             row = Logits("f")           # and not made from bytes, which are read one by one
             row.frombytes(program.arena.view(address + 4 * n * r, 4 * n))
-            row.best, not_finite = best[4 * r], best[4 * r + 2]
-            if not_finite:
-                raise KshipraError(NOT_FINITE)
+            row.best = best[4 * r]
             out.append(row)
         return out
 

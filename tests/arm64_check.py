@@ -477,7 +477,8 @@ def check_experts(isas):
 def check_kernels():
     """Run the native half of the kernels' own tests; return 1 if they fail."""
     import pytest
-    tests = [os.path.join(HERE, f"test_{name}_kernels.py") for name in ("matrix", "other")]
+    tests = [os.path.join(HERE, f"test_{name}_kernels.py")
+             for name in ("matrix", "other", "attention")]
     chosen = "(native or neon) and not exp_over"        # a sweep too long for an emulator
     return int(pytest.main(["-q", "-p", "no:cacheprovider", "-k", chosen, *tests])) != 0
 

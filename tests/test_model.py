@@ -656,6 +656,24 @@ def test_damaged_weights_are_refused_wherever_they_are(tmp_path, bad, format, de
                 kshipra.load(path, device=device).logits([0, 1, 2])
 
 
+@pytest.mark.parametrize("wanted", [[], [2], [0, 1, 2]])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_cached_key_that_is_not_finite_is_refused_whoever_is_asked_for(tmp_path, device, layer,
+                                                                         wanted):
+    """Rows whose logits nobody wants see it; the others of the step are of another sequence."""
+    model = kshipra.load(tiny.write(tmp_path / "tiny.gguf"), device=device, kv_type="f16",
+                         page_size=8)
+    seq, other, cache = Sequence(model.cache), Sequence(model.cache), model.cache
+    model.step([(5, 0, seq), (6, 1, seq)])
+    at = cache.offset(layer, seq.table[0], 0, 0, 1)
+    cache.arena[at:at + 2] = b"\x00\x7c"
+    others = [(t, pos, other) for pos, t in enumerate((3, 1, 4))]
+    assert len(model.step(others, wanted)) == len(wanted)
+    rows = [(t, pos, other) for pos, t in enumerate((3, 1, 4), 3)] + [(7, 2, seq)]
+    with pytest.raises(KshipraError, match="infinite"):
+        model.step(rows, wanted)
+
+
 def test_learned_positions_go_on_with_the_cache_and_end_with_length(tmp_path, device):
     """P25: GPT-2 with 10 positions."""
     path = tiny.write(tmp_path / "tiny.gguf", "gpt2", n_ctx=10, tied=True)
