@@ -1857,15 +1857,15 @@ def _as_str(text):
 class Finder:
     """Where each text of a long sequence stands: a dict that unfolds as it is used.
 
-    texts: sequence of str or UTF-8 bytes   keep(i): whether place i may be found
+    texts: sequence of str or UTF-8 bytes
     A dict of 262144 texts takes 40 MB, of which a prompt looks at some hundreds.  Here every
     text is first only sorted, by its hash, into a bucket of numbers; a bucket becomes a dict
     when a text is looked up that could be in it.  Of equal texts the first counts.  Strings are
     hashed as the bytes that they are in the file, for decoding all would take longest.
     """
 
-    def __init__(self, texts, keep=None):
-        self.texts, self.keep = texts, keep
+    def __init__(self, texts):
+        self.texts = texts
         mask = self.mask = (1 << max(1, len(texts) // 64).bit_length()) - 1
         buckets = self.buckets = [array("I") for _ in range(mask + 1)]
         keys = texts.raw() if isinstance(texts, Strings) else map(_as_str, texts)
@@ -1878,53 +1878,93 @@ class Finder:
         home = hash(text.encode("utf-8", "surrogateescape") if in_file else text) & self.mask
         bucket = self.buckets[home]
         if not isinstance(bucket, dict):
-            bucket = {_as_str(self.texts[i]): i for i in reversed(bucket)
-                      if self.keep is None or self.keep(i)}
+            bucket = {_as_str(self.texts[i]): i for i in reversed(bucket)}
             self.buckets[home] = bucket
         return bucket.get(text)
 
-    def __contains__(self, text):
-        return self.get(text) is not None
+
+# Tokens that end a turn or a text, whatever a file calls them.
+# Source: llama.cpp, src/llama-vocab.cpp, special_eog_ids.
+STOP_TEXTS = {
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>",
+    "<|calls|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|end_of_text|>", "<|EOT|>",
+    "<end_of_utterance>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
+    "<｜end▁of▁sentence｜>"}
+# Of these, the turn openers and the marks of fill-in-the-middle a file may say that they are
+# normal or user-defined.  Here they are control tokens all the same, so that no one can type
+# them, and the model, not the file, says when it has finished.
+CONTROL_TEXTS = STOP_TEXTS | {
+    "<start_of_turn>", "<|turn>", "<|im_start|>", "<|start_header_id|>", "<|end_header_id|>",
+    "<｜begin▁of▁sentence｜>", "<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>",
+    *(mark.format(part) for mark in ("<|fim_{}|>", "<fim_{}>", "<fim-{}>")
+      for part in ("prefix", "suffix", "middle", "pad"))}
+_S_TAGS = ("<s>", "</s>")           # to Gemma these two are tags of HTML, to others its ends
+_MARK = re.compile(r"<.+>|\[.+\]", re.DOTALL)       # what a control token mostly looks like
 
 
 class Vocabulary:
     """The text and the type of every token id, and the ways to look a text up.
 
-    texts: sequence of str or UTF-8 bytes   types: sequence of int
-    No index is built before it is asked for: a vocabulary may hold 262144 tokens.
+    texts: sequence of str or UTF-8 bytes   types: sequence of int, mended where a known text
+    says more   spells_bytes: whether "<0x0A>" stands for a byte, as in SentencePiece
+    No index in full is built: a vocabulary may hold 262144 tokens.
     """
 
-    def __init__(self, texts, types):
-        self.texts, self.types = texts, types
+    def __init__(self, texts, types, spells_bytes=False):
+        self.texts, self.types = texts, bytearray(iter(types))
+        self._places = Finder(texts)
+        self._retype(CONTROL_TEXTS, CONTROL)
+        if CONTROL in [self.types[token] for token in map(self.token, _S_TAGS) if token is not None]:
+            self._retype(_S_TAGS, CONTROL)
+        if spells_bytes and self.types.count(BYTE) < 256:
+            self._retype([f"<0x{byte:02X}>" for byte in range(256)], BYTE)
 
     def __len__(self):
         return len(self.texts)
+
+    def _retype(self, texts, kind):
+        for token in map(self.token, texts):
+            if token is not None:
+                self.types[token] = kind
+
+    def make_control(self, tokens):
+        """Type as control what a file names as its end, its padding or the like: not a byte, and
+        not a word, which a file that names none means by its zero."""
+        for token in tokens:
+            if token is not None and self.types[token] not in (UNKNOWN, BYTE) and (
+                    self.types[token] != NORMAL or _MARK.fullmatch(self.text(token))):
+                self.types[token] = CONTROL
 
     def text(self, token):
         """Return a token's text; bytes that are not UTF-8 are surrogates in it."""
         return _as_str(self.texts[token])
 
+    def token(self, text):
+        """Return the token of this text, of any type, or None."""
+        return self._places.get(text)
+
+    def merged(self, text):
+        """Return the token that merging may yield, never a control or byte token, or None."""
+        token = self._places.get(text)
+        return token if token is None or self.types[token] in (NORMAL, USER_DEFINED) else None
+
+    def of_types(self, first, last):
+        """Yield the tokens of types first to last."""
+        return (match.start() for match in re.finditer(b"[%c-%c]" % (first, last), self.types))
+
     @functools.cached_property
     def special(self):
         """{text: token} of the tokens that are matched as they stand, before any word is cut."""
-        kinds = (UNKNOWN, CONTROL, USER_DEFINED)
         found = {}
-        for token, kind in enumerate(self.types):
-            if kind in kinds:
-                found.setdefault(self.text(token), token)
+        for token in self.of_types(UNKNOWN, USER_DEFINED):
+            found.setdefault(self.text(token), token)
         found.pop("", None)
         return found
 
     @functools.cached_property
-    def ids(self):
-        """Finder of the tokens that merging may yield: never a control or byte token."""
-        types = self.types              # without self: then the file is let go with the model
-        return Finder(self.texts, lambda token: types[token] in (NORMAL, USER_DEFINED))
-
-    @functools.cached_property
     def byte_ids(self):
         """{"<0xF0>": token} of the tokens that stand for one byte."""
-        return {self.text(token): token for token, kind in enumerate(self.types) if kind == BYTE}
+        return {self.text(token): token for token in self.of_types(BYTE, BYTE)}
 
 
 def rank_by_merges(vocabulary, merges):
@@ -1935,14 +1975,14 @@ def rank_by_merges(vocabulary, merges):
 
     def rank(left, right):
         found = ranks().get(f"{left} {right}")
-        return found if found is not None and left + right in vocabulary.ids else None
+        return None if found is None or vocabulary.merged(left + right) is None else found
     return rank
 
 
 def rank_by_scores(vocabulary, scores):
     """Return rank(left, right) for bpe_merge: the highest score of the joined text first."""
     def rank(left, right):
-        token = vocabulary.ids.get(left + right)
+        token = vocabulary.merged(left + right)
         return None if token is None else -scores[token]
     return rank
 
@@ -1950,12 +1990,23 @@ def rank_by_scores(vocabulary, scores):
 # 3.2 Where to cut words.  Every family has its regular expressions, applied one after another,
 # each to what the one before has cut.  They speak of Unicode classes, which `re` does not
 # know.  So a character that is not ASCII is first replaced by a stand-in for its class; then
-# \p{L} is a short set, and \s in ASCII mode is right too.
+# \p{L} is a short set, and \s in ASCII mode is right too.  Han is a script, that of Chinese:
+# letters for the most part, but some of its characters are marks, numbers or symbols.
 
 STAND_INS = {"Lu": "À", "Ll": "à", "Lt": "ǅ", "Lm": "ʰ", "Lo": "ª", "M": "\u0300", "N": "²",
-             "P": "¡", "S": "©", "Z": "\v", "C": "\x80"}
-CLASSES = {"Lu": "A-ZÀ", "Ll": "a-zà", "Lt": "ǅ", "Lm": "ʰ", "Lo": "ª", "L": "A-Za-zÀàǅʰª",
-           "M": "\u0300", "N": "0-9²", "P": r"!-#%-*,-/:;?@\[-\]_{}¡", "S": "$+<=>^`|~©"}
+             "P": "¡", "S": "©", "Z": "\v", "C": "\x80",
+             "Han Lo": "一", "Han Lm": "々", "Han N": "〇", "Han S": "⺀", "Han M": "\U00016ff0",
+             "Han P": "\U00016fe2"}
+CLASSES = {"Lu": "A-ZÀ", "Ll": "a-zà", "Lt": "ǅ", "Lm": "ʰ々", "Lo": "ª一",
+           "L": "A-Za-zÀàǅʰª一々", "M": "\u0300\U00016ff0", "N": "0-9²〇", "S": "$+<=>^`|~©⺀",
+           "P": r"!-#%-*,-/:;?@\[-\]_{}¡" "\U00016fe2", "Han": "一々〇⺀\U00016ff0\U00016fe2",
+           "M-Han": "\u0300", "Lm-Han": "ʰ", "Lo-Han": "ª"}
+_HAN = ("2e80-2e99 2e9b-2ef3 2f00-2fd5 3005 3007 3021-3029 3038-303b 3400-4dbf 4e00-9fff "
+        "f900-fa6d fa70-fad9 16fe2-16fe3 16ff0-16ff1 20000-2a6df 2a700-2b739 2b740-2b81d "
+        "2b820-2cea1 2ceb0-2ebe0 2ebf0-2ee5d 2f800-2fa1d 30000-3134a 31350-323af")
+# White space of Unicode; str.isspace and \s of re take U+001C to U+001F too.
+_WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680%s\u2028\u2029\u202f\u205f\u3000" % "".join(
+    map(chr, range(0x2000, 0x200B)))
 
 # The letters, marks, numbers and punctuation that Unicode 14.0, 15.0 and 15.1 added, since
 # Python 3.9 knows 13.0 only and ids must not depend on the Python.  Source: UnicodeData.txt.
@@ -1978,15 +2029,17 @@ NEWER = {
 }
 
 
+def _runs(text):
+    """Yield the code points in a text such as "a7c0 10570-1057a", as ranges."""
+    for run in text.split():
+        ends = run.split("-")
+        yield range(int(ends[0], 16), int(ends[-1], 16) + 1)
+
+
 @functools.lru_cache(maxsize=None)
 def newer_classes():
     """Return NEWER as {code point: class}."""
-    found = {}
-    for newer, runs in NEWER.items():
-        for run in runs.split():
-            ends = run.split("-")
-            found.update(dict.fromkeys(range(int(ends[0], 16), int(ends[-1], 16) + 1), newer))
-    return found
+    return {code: newer for newer, runs in NEWER.items() for run in _runs(runs) for code in run}
 
 
 def stand_in(code):
@@ -1998,6 +2051,8 @@ def stand_in(code):
     category = unicodedata.category(chr(code))
     if category == "Cn":
         category = newer_classes().get(code, category)
+    if code >= 0x2E80 and any(code in run for run in _HAN_RUNS):
+        category = "Han " + (category if category[0] == "L" else category[0])
     return STAND_INS.get(category) or STAND_INS[category[0]]
 
 
@@ -2012,36 +2067,91 @@ class StandIns(dict):
 
 
 STAND_IN_TABLE = StandIns()
+_HAN_RUNS = list(_runs(_HAN))
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
           r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 QWEN2 = LLAMA3.replace("{1,3}", "")
+QWEN35 = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
+SEED = QWEN2.replace(r"\p{N}]+[\r\n]*", r"\p{N}\r\n]+")
+JAIS2 = LLAMA3.replace(r"\s+(?!\S)|\s+", "".join(rf"\s{{{1 << i}}}(?!\S)|" for i in range(
+    9, 1, -1)) + r"\s{1,2}(?!\S)|\s{1}")
 GPT4O = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
          r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
          r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
          r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
          r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 TEKKEN = GPT4O.replace(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
+KIMI = r"\p{Han}+|" + GPT4O.replace("/]*", "]*").replace(r"\p{Lm}\p{Lo}\p{M}",
+                                                       r"\p{Lm-Han}\p{Lo-Han}\p{M-Han}")
+BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
+DEEPSEEK3 = (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
+             r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+             r"|\s*[\r\n]+|\s+(?!\S)|\s+").replace('\\"', '"')
+# DeepSeek's first tokenizer lists the letters of the alphabets that have two cases.
+_TWO_CASES = (
+    "b5 c0-d6 d8-f6 f8-1ba 1bc-1bf 1c4-293 295-2af 370-373 376 377 37b-37d 37f 386 388-38a "
+    "38c 38e-3a1 3a3-3f5 3f7-481 48a-52f 531-556 10a0-10c5 13a0-13f5 13f8-13fd 1c90-1cba "
+    "1cbd-1cbf 1d00-1d2b 1d6b-1d77 1d79-1d9a 1e00-1f15 1f18-1f1d 1f20-1f45 1f48-1f4d "
+    "1f50-1f57 1f59 1f5b 1f5d 1f5f-1f7d 1f80-1fb4 1fb6-1fbc 1fbe 1fc2-1fc4 1fc6-1fcc "
+    "1fd0-1fd3 1fd6-1fdb 1fe0-1fec 1ff2-1ff4 1ff6-1ffc 2102 2107 210a-2113 2115 2119-211d "
+    "2124 2126 2128 212a-212d 212f-2134 2139 213c-213f 2145-2149 214e 2183 2184 2c00-2c7b "
+    "2c7e-2ce4 2ceb-2cee 2cf2 2cf3 a640-a66d a680-a69b a722-a76f a771-a787 a78b-a78e "
+    "ab70-abbf fb00-fb06 fb13-fb17 ff21-ff3a ff41-ff5a 10400-1044f 104b0-104d3 104d8-104fb "
+    "10c80-10cb2 10cc0-10cf2 118a0-118df 1e900-1e943")
+DEEPSEEK_LETTERS = r"\s?[A-Za-z%s]+" % "".join([
+    "-".join(chr(int(end, 16)) for end in run.split("-")) for run in _TWO_CASES.split()])
+CJK, CHINESE_JAPANESE = "[一-龥ࠀ-一가-\ud7ff]+", "[一-龥\u3040-ゟ゠-ヿ]+"
 PUNCTUATION = r"[\p{P}$+<=>^`|~]+"
-DIGIT, DIGITS, THREE_DIGITS = r"\p{N}", r"\p{N}+", "[0-9][0-9][0-9]"
+DIGIT, DIGITS, ONE_TO_THREE, THREE_DIGITS = r"\p{N}", r"\p{N}+", r"\p{N}{1,3}", "[0-9][0-9][0-9]"
 
 # The values of tokenizer.ggml.pre, and the expressions they stand for.
 PRE_TOKENIZERS = {pre: patterns for names, patterns in (
     ("default", (r"[\p{P}$+<=>^|~]+", GPT2, DIGITS, THREE_DIGITS)),
-    ("gpt-2 phi-2 mpt olmo jais", (GPT2,)),
+    ("gpt-2 phi-2 mpt olmo jais gigachat a.x-4.0 mellum exaone4 trillion granite-docling "
+     "modern-bert", (GPT2,)),
     ("falcon", (PUNCTUATION, GPT2, THREE_DIGITS)),
     ("smollm starcoder refact command-r codeshell exaone minerva-7b", (DIGIT, GPT2)),
-    ("llama-bpe llama3 llama-v3 falcon3 pixtral dbrx smaug-bpe", (LLAMA3,)),
-    ("qwen2 deepseek-r1-qwen stablelm2 hunyuan", (QWEN2,)),
-    ("gpt-4o llama4", (GPT4O,)),
+    ("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 dbrx smaug-bpe "
+     "chatglm-bpe glm4", (LLAMA3,)),
+    ("qwen2 deepseek-r1-qwen kormo megrez stablelm2 hunyuan solar-open grok-2 bailingmoe "
+     "bailingmoe2 llada-moe", (QWEN2,)),
+    ("qwen35", (QWEN35,)),
+    ("seed-coder", (SEED,)),
+    ("jais-2", (JAIS2,)),
+    ("gpt-4o llama4 kanana2 minimax-m2", (GPT4O,)),
     ("tekken", (TEKKEN,)),
-    ("deepseek-coder", (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", DIGIT)),
+    ("kimi-k2", (KIMI,)),
+    ("bloom gpt3-finnish poro-chat", (BLOOM,)),
+    ("viking", (BLOOM, DIGIT)),
+    ("deepseek-llm", (r"[\r\n]", DEEPSEEK_LETTERS, r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$",
+                      CJK, DIGITS)),
+    ("deepseek-coder", (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK, DIGIT)),
+    ("deepseek-v3 hunyuan-dense joyai-llm", (ONE_TO_THREE, CHINESE_JAPANESE, DEEPSEEK3)),
 ) for pre in names.split()}
 # A word that is a token as a whole is taken whole, and BOS is added unless the file objects.
-WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"}
-# What a tokenizer.json may ask for, in any order.
-KNOWN_PATTERNS = {GPT2, LLAMA3, QWEN2, GPT4O, TEKKEN, DIGIT, DIGITS, THREE_DIGITS, r"\p{N}{1,3}"}
+WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0",
+               "lfm2", "tekken"}
+# These were trained on text in normal form C.  GGUF has no key for it; tokenizer.json says so.
+NORMAL_FORMS = dict.fromkeys(("qwen2", "qwen35", "deepseek-r1-qwen", "stablelm2", "command-r",
+                              "mpt", "olmo"), "NFC")
+# What a tokenizer.json may ask for, in any order, and other ways to write the same.
+KNOWN_PATTERNS = {pattern for patterns in PRE_TOKENIZERS.values() for pattern in patterns}
+KNOWN_PATTERNS |= {DIGIT, DIGITS, ONE_TO_THREE, THREE_DIGITS}
+SAME_PATTERN = (("\r", r"\r"), ("\n", r"\n"), ("?+", "?"), ("++", "+"), ("{1}", ""),
+                ("'(?i:[sdmt]|ll|ve|re)", "(?i:'s|'t|'re|'ve|'m|'ll|'d)"),
+                (r"\s*[\r\n]|", r"\s*[\r\n]+|"), ("|[.,!?…。，、।۔،])]", "|.,!?…。，、।۔،)]"))
+
+
+def known_pattern(pattern):
+    """Return one of KNOWN_PATTERNS that cuts as pattern does, or None.
+
+    Others are refused, since an expression of a stranger's may take for ever.
+    """
+    for one, other in SAME_PATTERN if isinstance(pattern, str) else ():
+        pattern = pattern.replace(one, other)
+    return pattern if isinstance(pattern, str) and pattern in KNOWN_PATTERNS else None
 
 
 @functools.lru_cache(maxsize=None)
@@ -2052,11 +2162,14 @@ def compile_pattern(pattern):
     """
     def expand(match):
         found = match.group()
-        inside = re.sub(r"\\p\{(\w+)\}", lambda name: CLASSES[name.group(1)], found)
+        inside = re.sub(r"\\p\{([\w-]+)\}", lambda name: CLASSES[name.group(1)], found)
         return inside if found[0] == "[" else f"[{inside}]"
 
-    expanded = re.sub(r"\[(?:\\.|[^\]\\])*\]|\\p\{\w+\}", expand, pattern)
-    return re.compile(expanded, re.ASCII), "\\p" in pattern
+    if "\\p" not in pattern:
+        spaces = pattern.replace(r"[^(\s", "[^(" + _WHITE_SPACE)
+        return re.compile(spaces.replace(r"\s", f"[{_WHITE_SPACE}]")), False
+    expanded = re.sub(r"\[(?:\\.|[^\]\\])*\]|\\p\{[\w-]+\}", expand, pattern)
+    return re.compile(expanded, re.ASCII), True
 
 
 def cut_words(text, patterns):
@@ -2137,11 +2250,12 @@ class ByteLevel:
             yield word.encode("utf-8").decode("latin-1").translate(BYTE_TO_CHAR)
 
     def word_ids(self, word):
-        ids = self.vocabulary.ids
-        if self.whole_words and word in ids:
-            return [ids.get(word)]
+        merged = self.vocabulary.merged
+        if self.whole_words and merged(word) is not None:
+            return [merged(word)]
         # A byte without a token is left out, as everywhere: Falcon has none for control bytes.
-        return [ids.get(part) for part in bpe_merge(list(word), self.rank) if part in ids]
+        ids = map(merged, bpe_merge(list(word), self.rank))
+        return [token for token in ids if token is not None]
 
     def piece(self, text):
         """Return the bytes that a normal token's text stands for."""
@@ -2188,11 +2302,11 @@ class SentencePiece:
         return filter(None, self.cuts.split(text))
 
     def word_ids(self, word):
-        ids, byte_ids = self.vocabulary.ids, self.vocabulary.byte_ids
-        out = []
+        byte_ids, out = self.vocabulary.byte_ids, []
         for part in bpe_merge(list(word), self.rank):
-            if part in ids:
-                out.append(ids.get(part))
+            token = self.vocabulary.merged(part)
+            if token is not None:
+                out.append(token)
                 continue
             bytes_of_part = [byte_ids.get(f"<0x{b:02X}>") for b in part.encode("utf-8")]
             if None in bytes_of_part:
@@ -2209,35 +2323,20 @@ class SentencePiece:
 
 
 # 3.4 The tokenizer.
-#
-# Tokens that end a turn or a text, whatever the metadata call them, if they are special in the
-# vocabulary at all.  Source: llama.cpp, src/llama-vocab.cpp, special_eog_ids.
-STOP_TEXTS = {
-    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>",
-    "<|calls|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|end_of_text|>", "<|EOT|>",
-    "<end_of_utterance>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
-    "<｜end▁of▁sentence｜>"}
-# Of these, the turn openers and the marks of fill-in-the-middle a file may say "user-defined".
-# Here they are control tokens all the same, so that no one can type them.
-CONTROL_TEXTS = STOP_TEXTS | {
-    "<start_of_turn>", "<|turn>", "<|im_start|>", "<|start_header_id|>", "<|end_header_id|>",
-    "<｜begin▁of▁sentence｜>", "<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>",
-    *(mark.format(part) for mark in ("<|fim_{}|>", "<fim_{}>", "<fim-{}>")
-      for part in ("prefix", "suffix", "middle", "pad"))}
-
 
 class Tokenizer:
     """Text to token ids and back.
 
-    n_vocab: number of tokens   bos_id, eos_id: int or None   stop_ids: set of all ids that
-    end a generation   add_bos, add_eos: whether encode adds them
+    n_vocab: number of tokens   n_used: of those up to the last that is not padding; no model
+    means the others   bos_id, eos_id: int or None   stop_ids: set of all ids that end a
+    generation   add_bos, add_eos: whether encode adds them
     strips: {token: (left, right)}: takes the white space beside it away
     decode(encode(text)) is the text, but for control tokens in it; U+2581, which SentencePiece
-    takes for a space; Unicode normalization, where the files ask for it; and characters that
+    takes for a space; Unicode normalization, where the model asks for it; and characters that
     the vocabulary has neither a token nor bytes for.
     """
 
-    _WHITE_SPACE = re.compile(r"\s*")
+    _SPACES = re.compile(f"[{_WHITE_SPACE}]*")
 
     def __init__(self, model, bos_id=None, eos_id=None, stop_ids=(), add_bos=False,
                  add_eos=False, strips=None):
@@ -2247,24 +2346,23 @@ class Tokenizer:
         self.add_bos, self.add_eos = add_bos and bos_id is not None, add_eos and eos_id is not None
         self._strips = strips or {}
         self._cache = {}
-        types, special = self.vocabulary.types, self.vocabulary.special
-        self._control = {i for i, kind in enumerate(types) if kind in (CONTROL, UNKNOWN)}
-        stops = STOP_TEXTS & special.keys()
-        if "<|channel|>" in special:
-            stops -= {"<|end|>"}                # gpt-oss: this ends a message, not the turn
-        if special.get("<s>") in self._control:
-            stops |= {"</s>"} & special.keys()  # to Gemma these two are tags of HTML
-        self.stop_ids = {special[text] for text in stops}
+        vocabulary = self.vocabulary
+        vocabulary.make_control([bos_id, eos_id, *stop_ids])
+        self.n_used = len(vocabulary.types.rstrip(bytes([UNUSED]))) or self.n_vocab
+        self._control = {*vocabulary.of_types(UNKNOWN, CONTROL)}
+        stops = {text: vocabulary.token(text) for text in (*STOP_TEXTS, "</s>")}
+        if vocabulary.token("<|channel|>") is not None:
+            del stops["<|end|>"]                # gpt-oss: this ends a message, not the turn
+        self.stop_ids = {*stops.values()} & self._control
         self.stop_ids |= {token for token in (eos_id, *stop_ids) if token is not None}
-        self._control.update(special[text] for text in (CONTROL_TEXTS | stops) & special.keys())
-        self._control |= self.stop_ids & set(special.values())
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list:
         """Return the ids of text.
 
         add_special: add BOS and EOS where the model was trained with them.
         parse_special: read "<|im_end|>" in the text as that token; without it no text, whatever
-        it spells, gives a control token.  Tokens of type user-defined are matched either way.
+        it spells, gives a control token.  Tokens of type user-defined are matched either way,
+        but not one whose text is known to be control: llama.cpp would make that token of it.
         """
         text = re.sub("[\ud800-\udfff]", "\ufffd", text)        # UTF-8 has no surrogates
         out = [self.bos_id] if add_special and self.add_bos else []
@@ -2278,6 +2376,12 @@ class Tokenizer:
         if add_special and self.add_eos:
             out.append(self.eos_id)
         return out
+
+    def encode_prompt(self, text: str) -> list:
+        """Return the ids of a text that is to go on: BOS once, also where the text spells it,
+        and no EOS behind it, whatever the files ask."""
+        ids = self.encode(text, add_special=False)
+        return ids if not self.add_bos or ids[:1] == [self.bos_id] else [self.bos_id, *ids]
 
     def _encode_plain(self, text, first, out):
         cache = self._cache
@@ -2321,11 +2425,11 @@ class Tokenizer:
                 if token is not None:
                     strip_left, strip_right = self._strips.get(token, (False, False))
                     before = text[start:at]
-                    yield before.rstrip() if strip_left else before
+                    yield before.rstrip(_WHITE_SPACE) if strip_left else before
                     yield token
                     start = pos = at + length
                     if strip_right:
-                        start = pos = self._WHITE_SPACE.match(text, pos).end()
+                        start = pos = self._SPACES.match(text, pos).end()
                     break
             else:
                 pos = at + 1
@@ -2419,23 +2523,25 @@ class _TokenizerKeys:
         found = self.get(key, default)
         return found if type(found) is bool else self.refuse(key, f"{_quote(found)} is no bool")
 
-    def token_id(self, key, n_vocab):
-        """Return an id below n_vocab, or None where the file gives none."""
+    def token_id(self, key, n_vocab, default=None):
+        """Return an id below n_vocab; where the file gives none, the default if there is such."""
         found = self.get(key)
+        if found is None and default is not None and default < n_vocab:
+            return default
         if found is not None and (type(found) is not int or not 0 <= found < n_vocab):
             self.refuse(key, f"{_quote(found)} is no token of a vocabulary of {n_vocab}; convert "
                              "the model again")
         return found
 
-    def vocabulary(self):
-        """Return the Vocabulary; without token_type all tokens are normal."""
+    def vocabulary(self, spells_bytes):
+        """Return the Vocabulary; without token_type all tokens are normal, if not known."""
         tokens = self.array_of((str, bytes), "tokens")
         types = [NORMAL] * len(tokens)
         if self.get("token_type") is not None:
             types = self.array_of((int,), "token_type", len(tokens))
         if not set(types) <= set(range(1, 7)):
             self.refuse("token_type", f"types {sorted(set(types))[:9]}, against 1 to 6")
-        return Vocabulary(tokens, types)
+        return Vocabulary(tokens, types, spells_bytes)
 
 
 def _phi3_strips(vocabulary):
@@ -2458,9 +2564,15 @@ def tokenizer_from_gguf(metadata, path=None):
     if kind not in ("gpt2", "llama"):
         keys.refuse("model", f"{_quote(kind)} is not supported; 'gpt2' (byte-level BPE) and "
                              "'llama' (SentencePiece BPE) are")
-    vocabulary = keys.vocabulary()
-    n_vocab = len(vocabulary)
-    bos_id = keys.token_id("bos_token_id", n_vocab)
+    vocabulary = keys.vocabulary(spells_bytes=kind == "llama")
+    read = functools.partial(keys.token_id, n_vocab=len(vocabulary))
+    if kind == "gpt2":
+        bos_id, eos_id, unknown_id = read("bos_token_id"), read("eos_token_id"), None
+    else:                       # what SentencePiece numbers first; Gemma has another order
+        bos_id = read("bos_token_id", default=vocabulary.special.get("<bos>", 1))
+        eos_id = read("eos_token_id", default=vocabulary.special.get("<eos>", 2))
+        unknown_id = read("unknown_token_id", default=0)
+    vocabulary.make_control([unknown_id, read("padding_token_id")])
 
     if kind == "gpt2":
         pre = keys.get("pre")
@@ -2470,20 +2582,19 @@ def tokenizer_from_gguf(metadata, path=None):
                                "wrong tokens; convert the model again with a current converter")
         merges = keys.array_of((str, bytes), "merges")
         model = ByteLevel(vocabulary, rank_by_merges(vocabulary, merges), PRE_TOKENIZERS[pre],
-                          pre in WHOLE_WORDS)
+                          pre in WHOLE_WORDS, NORMAL_FORMS.get(pre))
         adds_bos = pre in WHOLE_WORDS
     else:
-        scores = keys.array_of((float, int), "scores", n_vocab)
+        scores = keys.array_of((float, int), "scores", len(vocabulary))
         space_prefix = "always" if keys.flag("add_space_prefix", True) else "never"
         model = SentencePiece(vocabulary, rank_by_scores(vocabulary, scores), space_prefix,
-                              keys.token_id("unknown_token_id", n_vocab))
+                              unknown_id)
         adds_bos = True
     add_bos = keys.flag("add_bos_token", adds_bos and bos_id is not None)
     if add_bos and bos_id is None:
         keys.refuse("bos_token_id", "missing, but add_bos_token is true")
     name = str(metadata.get("general.name", "")).lower()
-    return Tokenizer(model, bos_id, keys.token_id("eos_token_id", n_vocab),
-                     [keys.token_id(key, n_vocab) for key in ("eot_token_id", "eom_token_id")],
+    return Tokenizer(model, bos_id, eos_id, [read("eot_token_id"), read("eom_token_id")],
                      add_bos, keys.flag("add_eos_token", False),
                      _phi3_strips(vocabulary) if "phi-3" in name or "phi3" in name else None)
 
@@ -2505,79 +2616,126 @@ def tokenizer_from_hf(directory):
 
 
 def _tokenizer_from_hf(directory):
-    def at(name):
-        return os.path.join(directory, name)
+    files = _TokenizerFiles(directory)
+    model, before, after = files.model()
+    vocabulary, settings = model.vocabulary, files.settings
+    bos_id, eos_id = files.named("bos_token", vocabulary), files.named("eos_token", vocabulary)
+    bos_ids = [bos_id, before and vocabulary.token(before), *files.listed("bos_token_id", vocabulary)]
+    eos_ids = [eos_id, *files.listed("eos_token_id", vocabulary)]
+    bos_id, eos_id = (next((token for token in ids if token is not None), None)
+                      for ids in (bos_ids, eos_ids))
+    add_bos, add_eos = settings.get("add_bos_token"), settings.get("add_eos_token")
+    add_bos = before is not None if add_bos is None else add_bos
+    if add_bos and bos_id is None:
+        raise KshipraError("tokenizer: a text is to begin with BOS, but no file says which token "
+                           "that is", directory)
+    return Tokenizer(model, bos_id, eos_id, eos_ids, add_bos,
+                     after is not None if add_eos is None else add_eos, files.strips())
 
-    def there(*names):
-        return all(_is_file(at(name)) for name in names)
 
-    settings, config, generation = [
-        _read_json(at(name)) if there(name) else {}
-        for name in ("tokenizer_config.json", "config.json", "generation_config.json")]
-    strips, before, after = {}, None, None
-    if there("tokenizer.json"):
-        root, path = _read_json(at("tokenizer.json")), at("tokenizer.json")
-        model = _model_from_tokenizer_json(root, path)
-        before, after = _template(root, path)
-        strips = {a["id"]: (bool(a.get("lstrip")), bool(a.get("rstrip")))
-                  for a in root.get("added_tokens") or [] if a.get("lstrip") or a.get("rstrip")}
-        adds_bos = before is not None
-    elif there("vocab.json", "merges.txt"):
-        model = _model_from_vocab_json(directory, settings, config)
-        adds_bos = False
-    elif there("tokenizer.model"):
-        model = _model_from_sentencepiece(at("tokenizer.model"))
-        adds_bos = True                         # as Llama and Gemma, which have such files
-    else:
-        raise KshipraError("no tokenizer: tokenizer.json, vocab.json with merges.txt, or "
-                           "tokenizer.model is needed", directory)
+class _TokenizerFiles:
+    """The files of a directory that say what the tokens are."""
 
-    vocabulary = model.vocabulary
+    def __init__(self, directory):
+        self.directory = directory
+        self.config, self.generation = (self.json(name) for name in (
+            "config.json", "generation_config.json"))
+        self.settings = {**self.json("special_tokens_map.json"),
+                         **self.json("tokenizer_config.json")}
+        self.root = self.json("tokenizer.json")
 
-    def named(text):
-        """Return the id of a token given as its text or as {"content": text}, or None."""
-        text = text.get("content") if isinstance(text, dict) else text
-        return vocabulary.special.get(text, vocabulary.ids.get(text))
+    def path(self, name):
+        return os.path.join(self.directory, name)
 
-    def listed(key):
+    def has(self, *names):
+        return all(_is_file(self.path(name)) for name in names)
+
+    def json(self, name):
+        return _read_json(self.path(name)) if self.has(name) else {}
+
+    @functools.cached_property
+    def added(self):
+        """The tokens added to a vocabulary, as tokenizer.json lists them, but from all files."""
+        named = {self._content(value) for key, value in self.settings.items()
+                 if key.endswith("_token")}
+        simple = [{"content": text, "id": token, "special": text in named}
+                  for text, token in self.json("added_tokens.json").items()]
+        decoder = self.settings.get("added_tokens_decoder") or {}
+        decoder = [{**a, "id": int(token)} for token, a in decoder.items()]
+        return [*{a.get("id"): a for a in [*simple, *decoder,
+                                           *(self.root.get("added_tokens") or [])]}.values()]
+
+    @staticmethod
+    def _content(token):
+        """Return the text of a token given as its text or as {"content": text}."""
+        found = token.get("content") if isinstance(token, dict) else token
+        return found if isinstance(found, str) else None
+
+    def strips(self):
+        return {a["id"]: (bool(a.get("lstrip")), bool(a.get("rstrip")))
+                for a in self.added if a.get("lstrip") or a.get("rstrip")}
+
+    def named(self, key, vocabulary):
+        """Return the id of the token that the settings name, None where they name none."""
+        text = self._content(self.settings.get(key))
+        token = None if text is None else vocabulary.token(text)
+        if text is not None and token is None:
+            raise KshipraError(f"{key} is {_quote(text)}, which has no id in any file; fetch the "
+                               "tokenizer's files again", self.directory)
+        return token
+
+    def listed(self, key, vocabulary):
         """Yield the ids under key, one or a list, in any of the files; those of padding not."""
-        for place in (generation, config, config.get("text_config")):
+        for place in (self.generation, self.config, self.config.get("text_config")):
             found = place.get(key) if isinstance(place, dict) else None
             for token in found if isinstance(found, list) else [found]:
                 if type(token) is int and 0 <= token < len(vocabulary):
                     yield token
 
-    bos_ids = [named(settings.get("bos_token")), named(before), *listed("bos_token_id"), None]
-    eos_ids = [named(settings.get("eos_token")), *listed("eos_token_id"), None]
-    add_bos, add_eos = settings.get("add_bos_token"), settings.get("add_eos_token")
-    return Tokenizer(model, next(filter(lambda token: token is not None, bos_ids), None),
-                     next(filter(lambda token: token is not None, eos_ids), None), eos_ids,
-                     adds_bos if add_bos is None else add_bos,
-                     after is not None if add_eos is None else add_eos, strips)
+    def model(self):
+        """Return (ByteLevel or SentencePiece, text of the token put before a text, after it)."""
+        if self.has("tokenizer.json"):
+            path = self.path("tokenizer.json")
+            return _model_from_tokenizer_json(self.root, self.added, path), *_template(
+                self.root, path)
+        if self.has("vocab.json", "merges.txt"):
+            return _model_from_vocab_json(self), None, None
+        if self.has("tokenizer.model"):         # Llama and Gemma have such files, and add BOS
+            model = _model_from_sentencepiece(self.path("tokenizer.model"), self.added)
+            return model, self._content(self.settings.get("bos_token")) or "<s>", None
+        raise KshipraError("no tokenizer: tokenizer.json, vocab.json with merges.txt, or "
+                           "tokenizer.model is needed", self.directory)
 
 
-def _vocabulary_from_dict(ids, added, byte_fallback, path):
-    """Return the Vocabulary of {text: id} and the list of added tokens of a tokenizer.json."""
-    for text, token in [*ids.items(), *((a.get("content"), a.get("id")) for a in added)]:
-        if type(token) is not int or not isinstance(text, str) or token < 0:
-            raise KshipraError(f"vocabulary: token {text!r} has id {token!r}; "
+def _vocabulary_of(pairs, types, added, spells_bytes, path):
+    """Return the Vocabulary of tokens and of those added to them, which come last.
+
+    pairs: (text, id)   types: {id: type} where it is not normal
+    """
+    added_pairs = [(a.get("content"), a.get("id")) for a in added]
+    for text, token in (*pairs, *added_pairs):
+        if type(token) is not int or not isinstance(text, (str, bytes)) or token < 0:
+            raise KshipraError(f"vocabulary: token {_quote(text)} has id {_quote(token)}; "
                                "ids are numbers from 0", path)
-    n_vocab = 1 + max([-1, *ids.values(), *(a["id"] for a in added)])
-    if n_vocab > 2 * (len(ids) + len(added)):
+    n_tokens, n_vocab = len(pairs) + len(added), 1 + max(
+        [-1, *(token for _, token in (*pairs, *added_pairs))])
+    if n_vocab > 2 * n_tokens:
         raise KshipraError(f"vocabulary: the highest id is {n_vocab - 1}, but there are only "
-                           f"{len(ids) + len(added)} tokens", path)
-    texts, types = [""] * n_vocab, bytearray([UNUSED]) * n_vocab
-    for text, token in ids.items():
-        is_byte = byte_fallback and BYTE_TEXT.fullmatch(text)
-        texts[token], types[token] = text, BYTE if is_byte else NORMAL
-    for a in added:
-        text, token = a["content"], a["id"]
-        if a.get("special"):
-            texts[token], types[token] = text, CONTROL
-        else:
-            texts[token] = text.replace(SPACE, " ") if byte_fallback else text
-            types[token] = USER_DEFINED
-    return Vocabulary(texts, types)
+                           f"{n_tokens} tokens", path)
+    texts, kinds = [""] * n_vocab, bytearray([UNUSED]) * n_vocab
+    for text, token in pairs:
+        texts[token], kinds[token] = text, types.get(token, NORMAL)
+    for a, (text, token) in zip(added, added_pairs):
+        special = a.get("special")
+        texts[token] = text.replace(SPACE, " ") if spells_bytes and not special else text
+        kinds[token] = CONTROL if special else USER_DEFINED
+    try:
+        "".join([text for text in texts if isinstance(text, str)]).encode()
+    except UnicodeEncodeError as error:
+        raise KshipraError("vocabulary: a token holds half a character of UTF-16, "
+                           f"{_quote(error.object[error.start])}; fetch the file again",
+                           path) from None
+    return Vocabulary(texts, kinds, spells_bytes)
 
 
 def _steps(node, key):
@@ -2593,9 +2751,9 @@ def _unsupported(part, found, path):
                        "to GGUF", path)
 
 
-def _model_from_tokenizer_json(root, path):
+def _model_from_tokenizer_json(root, added, path):
     """Return the ByteLevel or SentencePiece that the object in a tokenizer.json describes."""
-    bpe, added = root["model"], root.get("added_tokens") or []
+    bpe = root["model"]
     kind = bpe.get("type", "BPE" if "merges" in bpe else None)
     if kind != "BPE":
         _unsupported("model.type", kind, path)
@@ -2605,48 +2763,71 @@ def _model_from_tokenizer_json(root, path):
     for a in added:
         if a.get("single_word"):
             _unsupported("added_tokens", a, path)
-    vocabulary = _vocabulary_from_dict(bpe["vocab"], added, bool(bpe.get("byte_fallback")), path)
+    vocabulary = _vocabulary_of([*bpe["vocab"].items()], {}, added, bool(bpe.get("byte_fallback")),
+                                path)
     rank = rank_by_merges(vocabulary, [m if isinstance(m, str) else " ".join(m)
                                        for m in bpe["merges"]])
+    rules = _Rules(root, path)
+    if rules.to_space:
+        return SentencePiece(vocabulary, rank, rules.space_prefix,
+                             bpe["vocab"].get(bpe.get("unk_token")), rules.once,
+                             rules.normal_form)
+    return ByteLevel(vocabulary, rank, rules.patterns, bool(bpe.get("ignore_merges")),
+                     rules.normal_form)
 
-    normal_form, space_prefix, once, to_space = None, "never", False, False
-    for step in _steps(root.get("normalizer"), "normalizers"):
+
+class _Rules:
+    """What the normalizer and the pre_tokenizer of a tokenizer.json do to a text.
+
+    to_space: whether spaces become U+2581, as in SentencePiece, instead of bytes; then
+    space_prefix and once are those of SentencePiece.  patterns, normal_form: of ByteLevel
+    """
+
+    def __init__(self, root, path):
+        self.normal_form, self.patterns = None, []
+        self.space_prefix, self.once, self.to_space = "never", False, False
+        for step in _steps(root.get("normalizer"), "normalizers"):
+            self._normalize(step) or _unsupported("normalizer", step, path)
+        for step in _steps(root.get("pre_tokenizer"), "pretokenizers"):
+            self._cut(step) or _unsupported("pre_tokenizer", step, path)
+        if self.to_space == bool(self.patterns) or self.space_prefix not in (
+                "always", "first", "never"):
+            _unsupported("pre_tokenizer", root.get("pre_tokenizer"), path)
+
+    def _normalize(self, step):
+        """Take a step of the normalizer into account; return whether it is known."""
         kind = step["type"]
         if kind in ("NFC", "NFD", "NFKC", "NFKD"):
-            normal_form = kind
+            self.normal_form = kind
         elif kind == "Prepend" and step["prepend"] == SPACE:
-            space_prefix = "always"
+            self.space_prefix = "always"
         elif kind == "Replace" and (step["pattern"], step["content"]) == ({"String": " "}, SPACE):
-            to_space = True
+            self.to_space = True
         else:
-            _unsupported("normalizer", step, path)
+            return False
+        return True
 
-    patterns = []
-    for step in _steps(root.get("pre_tokenizer"), "pretokenizers"):
+    def _cut(self, step):
+        """Take a step of the pre_tokenizer into account; return whether it is known."""
         kind, pattern = step["type"], step.get("pattern") or {}
         ways = step.get("behavior"), step.get("invert", False)
+        known = known_pattern(pattern.get("Regex"))
         if kind == "ByteLevel" and not step.get("add_prefix_space"):
-            patterns += [GPT2] if step.get("use_regex", True) else []
+            self.patterns += [GPT2] if step.get("use_regex", True) else []
         elif kind == "Digits":
-            patterns.append(DIGIT if step.get("individual_digits") else DIGITS)
+            self.patterns.append(DIGIT if step.get("individual_digits") else DIGITS)
         elif kind == "Punctuation" and ways[0] == "Contiguous":
-            patterns.append(PUNCTUATION)
-        elif kind == "Split" and pattern.get("Regex") in KNOWN_PATTERNS and ways in (
-                ("Isolated", False), ("Removed", True)):
-            patterns.append(pattern["Regex"])
-        elif kind == "Split" and pattern == {"String": " "} and to_space:
+            self.patterns.append(PUNCTUATION)
+        elif kind == "Split" and known and ways in (("Isolated", False), ("Removed", True)):
+            self.patterns.append(known)
+        elif kind == "Split" and pattern == {"String": " "} and self.to_space:
             pass                                # no space is left to cut at
         elif kind == "Metaspace" and step["replacement"] == SPACE and step.get("split") is False:
-            space_prefix, once, to_space = step.get("prepend_scheme", "always"), True, True
+            self.space_prefix = step.get("prepend_scheme", "always")
+            self.once = self.to_space = True
         else:
-            _unsupported("pre_tokenizer", step, path)
-
-    if to_space == bool(patterns) or space_prefix not in ("always", "first", "never"):
-        _unsupported("pre_tokenizer", root.get("pre_tokenizer"), path)
-    if to_space:
-        return SentencePiece(vocabulary, rank, space_prefix,
-                             bpe["vocab"].get(bpe.get("unk_token")), once, normal_form)
-    return ByteLevel(vocabulary, rank, patterns, bool(bpe.get("ignore_merges")), normal_form)
+            return False
+        return True
 
 
 def _template(root, path):
@@ -2664,23 +2845,18 @@ def _template(root, path):
     return before, after
 
 
-def _model_from_vocab_json(directory, settings, config):
+def _model_from_vocab_json(files):
     """Return the model of vocab.json and merges.txt, the files of GPT-2's first release."""
-    path = os.path.join(directory, "vocab.json")
-    family = str(settings.get("tokenizer_class", config.get("model_type", "")))
+    path = files.path("vocab.json")
+    family = str(files.settings.get("tokenizer_class", files.config.get("model_type", "")))
     patterns = {"gpt2": (GPT2,), "qwen2": (QWEN2,)}.get(
         family.lower().replace("tokenizer", "").replace("fast", ""))
     if patterns is None:
-        raise KshipraError(f"tokenizer_class: {family!r} does not say how to cut words; "
+        raise KshipraError(f"tokenizer_class: {_quote(family)} does not say how to cut words; "
                            "a tokenizer.json is needed", path)
-    ids = _read_json(path)
-    decoder = settings.get("added_tokens_decoder") or {}
-    added = [{**a, "id": int(i)} for i, a in decoder.items()]
-    if not added and "<|endoftext|>" in ids:
-        added = [{"content": "<|endoftext|>", "id": ids["<|endoftext|>"], "special": True}]
-    lines = _read_bytes(os.path.join(directory, "merges.txt")).decode("utf-8").split("\n")
+    lines = _read_bytes(files.path("merges.txt")).decode("utf-8").split("\n")
     merges = [line for line in lines if line and not line.startswith("#version:")]
-    vocabulary = _vocabulary_from_dict(ids, added, False, path)
+    vocabulary = _vocabulary_of([*_read_json(path).items()], {}, files.added, False, path)
     return ByteLevel(vocabulary, rank_by_merges(vocabulary, merges), patterns,
                      normal_form="NFC" if patterns == (QWEN2,) else None)
 
@@ -2722,8 +2898,8 @@ def _protobuf_fields(data, path):
                            path, pos) from None
 
 
-def _model_from_sentencepiece(path):
-    """Return the model of a tokenizer.model.
+def _model_from_sentencepiece(path, added):
+    """Return the model of a tokenizer.model and the tokens added to it.
 
     Source: sentencepiece, src/sentencepiece_model.proto: ModelProto has pieces = 1 (piece = 1,
     score = 2, type = 3), trainer_spec = 2 (model_type = 3; 2 is BPE), normalizer_spec = 3
@@ -2753,7 +2929,9 @@ def _model_from_sentencepiece(path):
     if normalizer.get(2) or normalizer.get(4, 1):
         raise KshipraError("normalizer_spec: a character map or the removal of extra white space "
                            "is not supported", path)
-    vocabulary = Vocabulary(texts, types)
+    vocabulary = _vocabulary_of([*zip(texts, range(len(texts)))], dict(enumerate(types)), added,
+                                True, path)
+    scores += [0.0] * (len(vocabulary) - len(scores))
     return SentencePiece(vocabulary, rank_by_scores(vocabulary, scores),
                          "always" if normalizer.get(3, 1) else "never",
                          types.index(UNKNOWN) if UNKNOWN in types else None)
@@ -11550,7 +11728,7 @@ class Model(Engine):
     def __init__(self, checkpoint, tokenizer, ops, **options):
         super().__init__(checkpoint, ops, **options)
         self.tokenizer = tokenizer
-        if tokenizer.n_vocab > self.hparams.n_vocab:
+        if {NORMAL, BYTE} & {*tokenizer.vocabulary.types[self.hparams.n_vocab:]}:
             raise KshipraError(f"the tokenizer has {tokenizer.n_vocab} tokens but the embedding "
                                f"only {self.hparams.n_vocab} rows; the files do not belong "
                                "together", checkpoint.path)
@@ -11580,8 +11758,7 @@ class Model(Engine):
             raise TypeError(f"a prompt is a str or token ids, not {type(prompt).__name__}")
         if not isinstance(prompt, str):
             return list(map(operator.index, prompt))
-        ids, bos = self.tokenizer.encode(prompt), self.tokenizer.bos_id
-        return ids[1:] if self.tokenizer.add_bos and ids[:2] == [bos, bos] else ids
+        return self.tokenizer.encode_prompt(prompt)
 
     def check_prompt(self, ids):
         """Refuse a prompt that is empty or longer than the context; nothing is ever cut."""
@@ -11635,7 +11812,8 @@ class Model(Engine):
                                f"{', '.join(STRATEGIES)}")
         # The last token needs no place in the cache.
         limit = self.check_limit(max_tokens, self.ctx_size - len(ids) + 1)
-        sampler, n_vocab = Sampler(ops=self, **sampling), self.tokenizer.n_vocab
+        sampler = Sampler(ops=self, **sampling)
+        n_vocab = min(self.tokenizer.n_used, self.hparams.n_vocab)
 
         def choose(logits, past):
             return sampler(logits, past, n_vocab)
