@@ -9587,7 +9587,8 @@ def emit_kv_store(k, kv_type, head_dim):
 #   values   the sum of p * value; then all is merged           /   merge_chunks
 #            into the state of the pair
 #
-# Step by step for all pairs, and not pair by pair: so the nearest cache has to hold the keys
+# The steps are methods of AttentionKernel, in the order in which emit_attention takes them:
+# step by step for all pairs, and not pair by pair: so the nearest cache has to hold the keys
 # or the values, not both.  Several pairs are taken at once, so that a key or value, once
 # loaded, serves them all.  The positions of a run are those that any of its rows sees; one
 # that a pair does not see has score UNSEEN and p = 0, and adds 0 * value to o, which changes
@@ -9640,14 +9641,6 @@ class AttentionScratch:
         self.slot_bytes = self.SLOT_O + self.row_bytes
         self.n_bytes = self.states + ATTENTION_PAIRS * self.state_bytes
 
-    def query_of(self, k, pair, i):
-        """Emit the load of the address of q of the pair i places behind `pair`."""
-        return k.load_i64(pair, self.pairs + self.PAIR_BYTES * i + self.Q)
-
-    def state_of(self, k, pair, i):
-        """Emit the load of the address of its state."""
-        return k.load_i64(pair, self.pairs + self.PAIR_BYTES * i + self.STATE)
-
 
 def _load_vectors(k, kv_type, source, n):
     """Return an iterator that emits the load of one of n vectors at a time, as float32.
@@ -9662,125 +9655,12 @@ def _load_vectors(k, kv_type, source, n):
     return (k.load_f32x8(source, 32 * i) for i in range(n))
 
 
-def _groups(k, get):
-    """Emit (index of the first position in its chunk, number of groups of eight)."""
-    pos = get("pos")
-    return pos & (CHUNK - 1), ((get("last") - pos) >> 3) + 1
-
-
 def _transpose(k, v):
     """Emit the eight vectors whose vector i, lane j is vector j, lane i of v."""
     pairs = [(k.unpack_lo_i32(a, b), k.unpack_hi_i32(a, b)) for a, b in zip(v[::2], v[1::2])]
     fours = [[unpack(x, y) for x, y in zip(a, b) for unpack in (k.unpack_lo_i64, k.unpack_hi_i64)]
              for a, b in zip(pairs[::2], pairs[1::2])]
     return [k.halves(a, b, half, 2 + half).f32 for half in (0, 1) for a, b in zip(*fours)]
-
-
-def _frame(k, at):
-    """Return get(name) and put(name, value): a load and a store of the frame."""
-    return (lambda name: k.load_i64(k.scratch, at.frame[name]),
-            lambda name, value: k.store_i64(k.scratch, value, at.frame[name]))
-
-
-def _all_pairs(k, at, field, get, put, sizes, step, *options):
-    """Emit `step` for all pairs, n at once, with as large an n of `sizes` as there are left."""
-    pair, left = k.copy(k.scratch), get("n_pairs")
-    for n in sizes:
-        with k.while_(left, ">=", n):
-            step(k, at, field, get, pair, n, *options)
-            pair += n * at.PAIR_BYTES
-            left -= n
-
-
-def _positions_back(k, field):
-    """Emit how many positions a row looks back, itself included: the window, or all."""
-    back = field("window")
-    with k.if_(back, "==", 0):
-        k.mov(back, 2**40)
-    return back
-
-
-def _attention_unit(k, at, field, get, put, vector_bytes):
-    """Emit what is the same for the whole unit; return the register of the number of its rows.
-
-    back: positions a row looks back   k_addr: where the kv head's keys begin in page 0
-    v_step: from a key to its value
-    """
-    blocks = k.div(field("n_heads"), field("heads"))
-    put("part", k.rem(k.chunk, field("parts")))
-    unit = k.div(k.chunk, field("parts"))
-    row, head = k.div(unit, blocks) * field("rows"), k.rem(unit, blocks) * field("heads")
-    put("row", row)
-    put("head", head)
-    put("back", _positions_back(k, field))
-    kv_head = k.div(head, k.div(field("n_heads"), field("n_kv_heads")))
-    plane = field("page_size") * vector_bytes
-    put("k_addr", field("arena") + field("layer_off") + kv_head * plane)
-    put("v_step", field("n_kv_heads") * plane)
-    k.store_f32x8(k.scratch, k.zero_f32x8(), at.spare)
-    return k.min(field("n_rows") - row, field("rows"))
-
-
-def _attention_load(k, at, field, get, put, kv_type, head_dim):
-    """Emit the copy of the keys and values of positions pos..last, eight at a time.
-
-    A page holds a multiple of eight, so eight positions from a multiple of eight on lie in
-    one page, next to each other.
-    """
-    format, vector_bytes = KV_TYPES[kv_type].format, kv_vector_bytes(kv_type, head_dim)
-    full, rest = head_dim // 8, head_dim % 8
-    pos, page_size = get("pos"), field("page_size")
-    slot, entry = k.rem(pos, page_size), get("table") + (k.div(pos, page_size) << 2)
-    to = k.scratch + (pos & (CHUNK - 1)) * at.row_bytes
-    with k.loop(((get("last") - pos) >> 3) + 1):
-        keys = k.load_i32(entry) * field("page_bytes") + get("k_addr") + slot * vector_bytes
-        values = keys + get("v_step")
-        if rest == 0:
-            with k.loop(head_dim // 4):         # 32 numbers each: eight positions
-                for source, disp in ((keys, at.keys), (values, at.values)):
-                    for i, v in enumerate(_load_vectors(k, kv_type, source, 4)):
-                        k.store_f32x8(to, v, disp + 32 * i)
-                for pointer, n_bytes in ((keys, format.n_bytes(32)), (values, format.n_bytes(32)),
-                                         (to, 128)):
-                    k.add(pointer, n_bytes, to=pointer)
-        else:
-            with k.loop(8):
-                for source, disp in ((keys, at.keys), (values, at.values)):
-                    for i, v in enumerate(_load_vectors(k, kv_type, source, full)):
-                        k.store_f32x8(to, v, disp + 32 * i)
-                    _copy_bytes(k, k.scratch, at.spare, source, format.n_bytes(8 * full),
-                                format.n_bytes(rest))
-                    v, = _load_vectors(k, kv_type, k.scratch + at.spare, 1)
-                    k.store_f32x8(to, v, disp + 32 * full)
-                    k.add(source, vector_bytes, to=source)
-                to += at.row_bytes
-        slot += 8
-        with k.if_(slot, ">=", page_size):
-            k.mov(slot, 0)
-            entry += 4
-
-
-def _attention_pairs(k, at, field, get, put, head_dim):
-    """Emit the list of the pairs that see some of the positions pos..last."""
-    pair, n_pairs = k.copy(k.scratch), k.imm(0)
-    with k.loop(get("n_rows")) as rows_left:
-        i = get("n_rows") - rows_left
-        row = get("row") + i
-        pos = k.load_i32(field("positions") + (row << 2))
-        before, after = k.max(pos - get("back"), -1), pos + 1
-        with k.if_(before, "<", get("last")):
-            with k.if_(after, ">", get("pos")):
-                state = k.scratch + at.states + i * field("heads") * at.state_bytes
-                q = field.row("q", row) + get("head") * (4 * head_dim)
-                with k.loop(field("heads")):
-                    for disp, value in ((at.Q, q), (at.BEFORE, before), (at.AFTER, after),
-                                        (at.STATE, state)):
-                        k.store_i64(pair, value, at.pairs + disp)
-                    q += 4 * head_dim
-                    state += at.state_bytes
-                    k.add(pair, at.PAIR_BYTES, to=pair)
-                    k.add(n_pairs, 1, to=n_pairs)
-    put("n_pairs", n_pairs)
 
 
 def _eight_sums(k, v):
@@ -9790,284 +9670,408 @@ def _eight_sums(k, v):
     return k.halves(low, high, 0, 2) + k.halves(low, high, 1, 3)
 
 
-def _scores_of_few(k, at, keys, pair, n, head_dim):
-    """Emit q . key of one or two pairs and the eight keys at `keys`: a vector of each pair.
+class AttentionKernel:
+    """A kernel of attention while it is built; each step is a method that emits it.
 
-    Eight accumulators hold the lane sums of eight keys, or of four keys for both pairs, and
-    then of the next four.
+    k: Builder   field: Fields   at: AttentionScratch   cap: whether scores are capped
+    The numbers of the frame are read and written as self["pos"]: a load, or a store.
     """
-    full, rest, n_keys = head_dim // 8, head_dim % 8, 8 // n
-    unroll = 2 if full % 2 == 0 else 1
-    parts = []
-    for first in range(0, 8, n_keys):
-        sums = [k.zero_f32x8() for _ in range(8)]
-        queries = [at.query_of(k, pair, i) for i in range(n)]
 
-        def accumulate(lanes, disp):
-            parts = [_load_some(k, query, lanes, disp) for query in queries]
-            for i in range(n_keys):
-                key = k.load_f32x8(keys, at.keys + (first + i) * at.row_bytes + disp)
-                for j, part in enumerate(parts):
-                    product = k.mul_f32(key, part, to=key if j == n - 1 else None)
-                    sums[j * n_keys + i] += product
+    def __init__(self, k, field, head_dim, kv_type=None, cap=False):
+        self.k, self.field, self.at = k, field, AttentionScratch(head_dim)
+        self.head_dim, self.kv_type, self.cap = head_dim, kv_type, cap
 
-        with k.loop(full // unroll):
-            for t in range(unroll):
-                accumulate(None, 32 * t)
-            for pointer in (keys, *queries):
-                k.add(pointer, 32 * unroll, to=pointer)
-        if rest:
-            accumulate(k.imm(rest), 0)
-        keys -= 32 * full
-        parts.append(_eight_sums(k, sums))
-    return parts if n == 1 else [k.halves(*parts, 0, 2), k.halves(*parts, 1, 3)]
+    def __getitem__(self, name):
+        return self.k.load_i64(self.k.scratch, self.at.frame[name])
 
+    def __setitem__(self, name, value):
+        self.k.store_i64(self.k.scratch, value, self.at.frame[name])
 
-def _queries_of_eight(k, at, pair, head_dim):
-    """Emit the transposed q of eight pairs: `queries` is (padded head_dim, 8 pairs)."""
-    to, off = k.copy(k.scratch), k.imm(0)
+    def query_of(self, pair, i):
+        """Emit the load of the address of q of the pair i places behind `pair`."""
+        return self.k.load_i64(pair, self.at.pairs + self.at.PAIR_BYTES * i + self.at.Q)
 
-    def body(lanes):
-        v = []
-        for i in range(8):
-            q = at.query_of(k, pair, i) + off
-            v.append(_load_some(k, q, lanes))
-        for i, v in enumerate(_transpose(k, v)):
-            k.store_f32x8(to, v, at.queries + 32 * i)
-        k.add(to, 256, to=to)
+    def state_of(self, pair, i):
+        """Emit the load of the address of its state."""
+        return self.k.load_i64(pair, self.at.pairs + self.at.PAIR_BYTES * i + self.at.STATE)
 
-    _each_vector(k, head_dim, ((off, 32),), body)
+    def positions_back(self):
+        """Emit how many positions a row looks back, itself included: the window, or all."""
+        k, field = self.k, self.field
+        back = field("window")
+        with k.if_(back, "==", 0):
+            k.mov(back, 2**40)
+        return back
 
+    def begin_unit(self):
+        """Emit what is the same for the whole unit; return the register of the number of its rows.
 
-def _scores_of_eight(k, at, keys):
-    """Emit q . key of eight pairs and the eight keys at `keys`: a vector of each pair.
+        back: positions a row looks back   k_addr: where the kv head's keys begin in page 0
+        v_step: from a key to its value
+        """
+        k, at, field = self.k, self.at, self.field
+        blocks = k.div(field("n_heads"), field("heads"))
+        self["part"] = k.rem(k.chunk, field("parts"))
+        unit = k.div(k.chunk, field("parts"))
+        row, head = k.div(unit, blocks) * field("rows"), k.rem(unit, blocks) * field("heads")
+        self["row"], self["head"] = row, head
+        self["back"] = self.positions_back()
+        kv_head = k.div(head, k.div(field("n_heads"), field("n_kv_heads")))
+        plane = field("page_size") * kv_vector_bytes(self.kv_type, self.head_dim)
+        self["k_addr"] = field("arena") + field("layer_off") + kv_head * plane
+        self["v_step"] = field("n_kv_heads") * plane
+        k.store_f32x8(k.scratch, k.zero_f32x8(), at.spare)
+        return k.min(field("n_rows") - row, field("rows"))
 
-    Here a lane is a pair, an accumulator is one key, and a number of the key goes into all
-    lanes.  The lane sums of the definition come one after another: those of lane r add the
-    dimensions r, r + 8, ...; then the tree adds whole vectors, without a shuffle.  Sums of
-    lanes 2r and 2r + 1 wait in the scratch for their turn.
-    """
-    query, waiting = k.copy(k.scratch), k.copy(k.scratch)
-    with k.loop(4):
-        for r in (0, 1):
-            sums = [k.zero_f32x8() for _ in range(8)]
-            with k.loop(at.n_vectors):
-                q = k.load_f32x8(query, at.queries + 32 * r)
-                for i in range(8):
-                    x = k.broadcast_f32x8(keys, at.keys + i * at.row_bytes + 4 * r)
-                    sums[i] += k.mul_f32(x, q, to=x)
-                keys += 32
-                query += 256
-            keys -= at.row_bytes
-            query -= 8 * at.row_bytes
-            for i in range(8):
-                if r == 1:
-                    sums[i] += k.load_f32x8(waiting, at.sums + 32 * i)
-                k.store_f32x8(waiting, sums[i], at.sums + 32 * i)
-        keys += 8
-        query += 64
-        waiting += 256
-    keys -= 32
-    totals = []
-    for i in range(8):
-        a, b, c, d = (k.load_f32x8(k.scratch, at.sums + 256 * j + 32 * i) for j in range(4))
-        totals.append((a + b) + (c + d))
-    return _transpose(k, totals)
+    def begin_run(self, rows_left):
+        """Emit the search for the rows from `row` that share a table, and clear their states.
 
-
-def _attention_scores(k, at, field, get, pair, n, head_dim, cap):
-    """Emit the scores of n pairs, UNSEEN where they do not see, and the largest, lane by lane.
-
-    A score that is not finite becomes not a number, and the largest is found among the others.
-    """
-    index, n_groups = _groups(k, get)
-    keys, pos = k.scratch + index * at.row_bytes, get("pos")
-    for i in range(n):
-        state = at.state_of(k, pair, i)
-        k.store_f32x8(state, k.const_f32x8(LOWEST), at.top)
-    if n == 8:
-        _queries_of_eight(k, at, pair, head_dim)
-    with k.loop(n_groups):
-        if n == 8:
-            parts = _scores_of_eight(k, at, keys)
-        else:
-            parts = _scores_of_few(k, at, keys, pair, n, head_dim)
-        keys += 8 * at.row_bytes
-        lanes = k.splat_i32(pos) + k.const_i32x8(range(8))
-        for i, s in enumerate(parts):
-            s = s * field.number("scale_bits")
-            s = _softcap(k, s, field.number("cap_bits")) if cap else _finite(s)
-            disp = at.pairs + at.PAIR_BYTES * i
-            seen = k.cmpgt_i32(lanes, k.broadcast_i32x8(pair, disp + at.BEFORE))
-            seen &= k.cmpgt_i32(k.broadcast_i32x8(pair, disp + at.AFTER), lanes)
-            s = k.select(seen, s, k.const_f32x8(UNSEEN)).f32
-            state = at.state_of(k, pair, i)
-            k.store_f32x8(state, k.max_f32(s, k.load_f32x8(state, at.top)), at.top)
-            k.store_f32x8(state + ((pos & (CHUNK - 1)) << 2), s, at.scores)
-        pos += 8
-
-
-def _attention_softmax(k, at, field, get, pair, n):
-    """Emit p = exp(score - m), 0 where the pair does not see, and the sum of p, lane by lane.
-
-    exp is long, and each of its steps waits for the one before: four groups of positions at
-    once keep the processor busy.  n = 1.
-    """
-    state = at.state_of(k, pair, 0)
-    index, n_groups = _groups(k, get)
-    scores = state + (index << 2)
-    m, total = k.hmax_f32(k.load_f32x8(state, at.top)), k.zero_f32x8()
-
-    def some(n):
-        x = [k.load_f32x8(scores, at.scores + 32 * i) - m for i in range(n)]
-        for i, p in enumerate(emit_exp(k, *x) if n > 1 else [emit_exp(k, *x)]):
-            score = k.load_f32x8(scores, at.scores + 32 * i)
-            p = k.andnot(k.cmp_f32(score, "==", k.const_f32x8(UNSEEN)), p).f32
-            k.store_f32x8(scores, p, at.scores + 32 * i)
-            k.add_f32(total, p, to=total)
-        k.add(scores, 32 * n, to=scores)
-
-    with k.loop(n_groups >> 2):
-        some(4)
-    with k.loop(n_groups & 3):
-        some(1)
-    k.store_f32x8(state, m, at.top)
-    k.store_f32x8(state, total, at.total)
-
-
-def _attention_merge(k, at, state, total):
-    """Emit merge_chunks for m and l; a and b come to stand in lanes 0 and 1 of `top`.
-
-    total: sum of p of the chunk, in all lanes
-    """
-    old, m = k.load_f32x8(state, at.m), k.load_f32x8(state, at.top)
-    new = k.max_f32(old, m)
-    factors = emit_exp(k, k.blend_i32(old - new, m - new, 0b10))
-    k.store_f32x8(state, new, at.m)
-    k.store_f32x8(state, factors, at.top)
-    l = k.load_f32x8(state, at.l) * k.broadcast_lane(factors, 0)
-    k.store_f32x8(state, l + total * k.broadcast_lane(factors, 1), at.l)
-
-
-def _attention_values(k, at, field, get, pair, n):
-    """Emit o = o * a + (sum of p * value) * b for n pairs, 8 / n vectors of o at a time."""
-    states = [at.state_of(k, pair, i) for i in range(n)]
-    for state in states:
-        _attention_merge(k, at, state, k.hsum_f32(k.load_f32x8(state, at.total)))
-    off, width = k.imm(0), 8 // n
-    full, rest = divmod(at.n_vectors, width)
-
-    def some_vectors(n_vectors):
-        first = k.max(get("pos"), get("lowest"))
-        index, n_values = first & (CHUNK - 1), get("last") + 1 - first
-        values = k.scratch + index * at.row_bytes + off
-        probs = [state + (index << 2) for state in states]
-        sums = [[k.zero_f32x8() for _ in range(n_vectors)] for _ in states]
-
-        def add_values(count):
-            for j in range(count):
-                ps = [k.broadcast_f32x8(p, at.scores + 4 * j) for p in probs]
-                for t in range(n_vectors):
-                    v = k.load_f32x8(values, at.values + j * at.row_bytes + 32 * t)
-                    for p, o in zip(ps, sums):
-                        o[t] += k.mul_f32(v, p, to=v if p is ps[-1] else None)
-            for pointer, n_bytes in ((values, at.row_bytes), *[(p, 4) for p in probs]):
-                k.add(pointer, count * n_bytes, to=pointer)
-
-        with k.loop(n_values >> 1):
-            add_values(2)
-        with k.if_(n_values & 1, "!=", 0):
-            add_values(1)
-        for state, o in zip(states, sums):
-            a, b = (k.broadcast_f32x8(state, at.top + 4 * i) for i in (0, 1))
-            to = state + off
-            for t in range(n_vectors):
-                old = k.load_f32x8(to, at.o + 32 * t)
-                k.store_f32x8(to, old * a + o[t] * b, at.o + 32 * t)
-
-    with k.while_(off, "<", 32 * width * full):
-        some_vectors(width)
-        off += 32 * width
-    if rest:
-        some_vectors(rest)
-
-
-def _attention_finish(k, at, field, get, put, head_dim):
-    """Emit the sink, if there are sinks, and out = o / l, for each pair of the run."""
-    state = k.scratch + at.states
-    with k.loop(get("n_rows")) as rows_left:
-        head = get("head")
-        out = field.row("out", get("row") + get("n_rows") - rows_left) + head * (4 * head_dim)
-        with k.loop(field("heads")):
-            a, l, sinks = k.const_f32x8(1.0), k.load_f32x8(state, at.l), field("sinks")
-            with k.if_(sinks, "!=", 0):
-                m, sink = k.load_f32x8(state, at.m), k.broadcast_f32x8(sinks + (head << 2))
-                top = k.max_f32(m, sink)
-                both = emit_exp(k, k.blend_i32(m - top, sink - top, 0b10))
-                k.mov(a, k.broadcast_lane(both, 0))
-                k.mov(l, l * a + k.broadcast_lane(both, 1))
-            for t in range(at.n_vectors):
-                lanes = k.imm(head_dim % 8) if 8 * (t + 1) > head_dim else None
-                o = k.load_f32x8(state, at.o + 32 * t) * a
-                _store_some(k, out, o / l, lanes, 32 * t)
-            head += 1
-            out += 4 * head_dim
+        n_rows: how many   lowest, highest: the positions that one or another of them sees
+        """
+        k, at, field = self.k, self.at, self.field
+        row = self["row"]
+        tables, positions = field("tables") + (row << 3), field("positions") + (row << 2)
+        table, n_rows = k.load_i64(tables), k.imm(0)
+        lowest, highest, left = k.imm(2**40), k.imm(-1), k.copy(rows_left)
+        with k.while_(left, ">", 0):
+            with k.if_(k.load_i64(tables), "==", table):
+                pos = k.load_i32(positions)
+                k.min(lowest, k.max(pos + 1 - self["back"], 0), to=lowest)
+                k.max(highest, pos, to=highest)
+                n_rows += 1
+                tables += 8
+                positions += 4
+                left -= 1
+            with k.else_():
+                k.mov(left, 0)
+        self["table"], self["n_rows"] = table, n_rows
+        self["lowest"], self["highest"] = lowest, highest
+        state = k.scratch + at.states
+        with k.loop(n_rows * field("heads")):
+            self.clear_state(state)
             state += at.state_bytes
 
+    def clear_state(self, state):
+        """Emit the state that has seen nothing."""
+        k, at = self.k, self.at
+        zero = k.zero_f32x8()
+        k.store_f32x8(state, k.const_f32x8(LOWEST), at.m)
+        k.store_f32x8(state, zero, at.l)
+        for disp in range(at.o, at.o + at.row_bytes, 32):
+            k.store_f32x8(state, zero, disp)
 
-def _attention_run(k, at, field, get, put, rows_left):
-    """Emit the search for the rows from `row` that share a table, and clear their states.
+    def load(self):
+        """Emit the copy of the keys and values of positions pos..last, eight at a time.
 
-    n_rows: how many   lowest, highest: the positions that one or another of them sees
-    """
-    row = get("row")
-    tables, positions = field("tables") + (row << 3), field("positions") + (row << 2)
-    table, n_rows = k.load_i64(tables), k.imm(0)
-    lowest, highest, left = k.imm(2**40), k.imm(-1), k.copy(rows_left)
-    with k.while_(left, ">", 0):
-        with k.if_(k.load_i64(tables), "==", table):
-            pos = k.load_i32(positions)
-            k.min(lowest, k.max(pos + 1 - get("back"), 0), to=lowest)
-            k.max(highest, pos, to=highest)
-            n_rows += 1
-            tables += 8
-            positions += 4
-            left -= 1
-        with k.else_():
-            k.mov(left, 0)
-    for name, value in (("table", table), ("n_rows", n_rows), ("lowest", lowest),
-                        ("highest", highest)):
-        put(name, value)
-    state = k.scratch + at.states
-    with k.loop(n_rows * field("heads")):
-        _clear_state(k, at, state)
-        state += at.state_bytes
+        A page holds a multiple of eight, so eight positions from a multiple of eight on lie in
+        one page, next to each other.
+        """
+        k, at, field = self.k, self.at, self.field
+        kv_type, (full, rest) = self.kv_type, divmod(self.head_dim, 8)
+        format, vector_bytes = KV_TYPES[kv_type].format, kv_vector_bytes(kv_type, self.head_dim)
+        pos, page_size = self["pos"], field("page_size")
+        slot, entry = k.rem(pos, page_size), self["table"] + (k.div(pos, page_size) << 2)
+        to = k.scratch + (pos & (CHUNK - 1)) * at.row_bytes
+        with k.loop(((self["last"] - pos) >> 3) + 1):
+            keys = k.load_i32(entry) * field("page_bytes") + self["k_addr"] + slot * vector_bytes
+            values = keys + self["v_step"]
+            if rest == 0:
+                with k.loop(self.head_dim // 4):        # 32 numbers each: eight positions
+                    for source, disp in ((keys, at.keys), (values, at.values)):
+                        for i, v in enumerate(_load_vectors(k, kv_type, source, 4)):
+                            k.store_f32x8(to, v, disp + 32 * i)
+                    n_bytes = format.n_bytes(32)
+                    for pointer, n_bytes in ((keys, n_bytes), (values, n_bytes), (to, 128)):
+                        k.add(pointer, n_bytes, to=pointer)
+            else:
+                with k.loop(8):
+                    for source, disp in ((keys, at.keys), (values, at.values)):
+                        for i, v in enumerate(_load_vectors(k, kv_type, source, full)):
+                            k.store_f32x8(to, v, disp + 32 * i)
+                        _copy_bytes(k, k.scratch, at.spare, source, format.n_bytes(8 * full),
+                                    format.n_bytes(rest))
+                        v, = _load_vectors(k, kv_type, k.scratch + at.spare, 1)
+                        k.store_f32x8(to, v, disp + 32 * full)
+                        k.add(source, vector_bytes, to=source)
+                    to += at.row_bytes
+            slot += 8
+            with k.if_(slot, ">=", page_size):
+                k.mov(slot, 0)
+                entry += 4
 
+    def list_pairs(self):
+        """Emit the list of the pairs that see some of the positions pos..last."""
+        k, at, field = self.k, self.at, self.field
+        pair, n_pairs = k.copy(k.scratch), k.imm(0)
+        with k.loop(self["n_rows"]) as rows_left:
+            i = self["n_rows"] - rows_left
+            row = self["row"] + i
+            pos = k.load_i32(field("positions") + (row << 2))
+            before, after = k.max(pos - self["back"], -1), pos + 1
+            with k.if_(before, "<", self["last"]):
+                with k.if_(after, ">", self["pos"]):
+                    state = k.scratch + at.states + i * field("heads") * at.state_bytes
+                    q = field.row("q", row) + self["head"] * (4 * self.head_dim)
+                    with k.loop(field("heads")):
+                        for disp, value in ((at.Q, q), (at.BEFORE, before), (at.AFTER, after),
+                                            (at.STATE, state)):
+                            k.store_i64(pair, value, at.pairs + disp)
+                        q += 4 * self.head_dim
+                        state += at.state_bytes
+                        k.add(pair, at.PAIR_BYTES, to=pair)
+                        k.add(n_pairs, 1, to=n_pairs)
+        self["n_pairs"] = n_pairs
 
-def _clear_state(k, at, state):
-    """Emit the state that has seen nothing."""
-    zero = k.zero_f32x8()
-    k.store_f32x8(state, k.const_f32x8(LOWEST), at.m)
-    k.store_f32x8(state, zero, at.l)
-    for disp in range(at.o, at.o + at.row_bytes, 32):
-        k.store_f32x8(state, zero, disp)
+    def groups(self):
+        """Emit (index of the first position in its chunk, number of groups of eight)."""
+        pos = self["pos"]
+        return pos & (CHUNK - 1), ((self["last"] - pos) >> 3) + 1
 
+    def all_pairs(self, sizes, step):
+        """Emit `step` for all pairs, n at once, with as large an n of `sizes` as there are left."""
+        k, at = self.k, self.at
+        pair, left = k.copy(k.scratch), self["n_pairs"]
+        for n in sizes:
+            with k.while_(left, ">=", n):
+                step(pair, n)
+                pair += n * at.PAIR_BYTES
+                left -= n
 
-def _attention_keep(k, at, field, get, put):
-    """Emit the move of what one chunk gave to its slots, one for each head; the run is one row."""
-    chunk = (get("pos") >> 6) - (get("lowest") >> 6)
-    pair = get("row") * field("n_heads") + get("head")
-    slots = field("slots")
-    slot = field("partials") + (pair * slots + chunk) * at.slot_bytes
-    slots *= at.slot_bytes
-    state = k.scratch + at.states
-    with k.loop(field("heads")):
-        for disp, to in ((at.m, at.SLOT_M), (at.l, at.SLOT_L),
-                         *[(at.o + i, at.SLOT_O + i) for i in range(0, at.row_bytes, 32)]):
-            k.store_f32x8(slot, k.load_f32x8(state, disp), to)
-        _clear_state(k, at, state)
-        slot += slots
-        state += at.state_bytes
+    def scores_of_few(self, keys, pair, n):
+        """Emit q . key of one or two pairs and the eight keys at `keys`: a vector of each pair.
+
+        Eight accumulators hold the lane sums of eight keys, or of four keys for both pairs, and
+        then of the next four.
+        """
+        k, at = self.k, self.at
+        (full, rest), n_keys = divmod(self.head_dim, 8), 8 // n
+        unroll = 2 if full % 2 == 0 else 1
+        parts = []
+        for first in range(0, 8, n_keys):
+            sums = [k.zero_f32x8() for _ in range(8)]
+            queries = [self.query_of(pair, i) for i in range(n)]
+
+            def accumulate(lanes, disp):
+                parts = [_load_some(k, query, lanes, disp) for query in queries]
+                for i in range(n_keys):
+                    key = k.load_f32x8(keys, at.keys + (first + i) * at.row_bytes + disp)
+                    for j, part in enumerate(parts):
+                        product = k.mul_f32(key, part, to=key if j == n - 1 else None)
+                        sums[j * n_keys + i] += product
+
+            with k.loop(full // unroll):
+                for t in range(unroll):
+                    accumulate(None, 32 * t)
+                for pointer in (keys, *queries):
+                    k.add(pointer, 32 * unroll, to=pointer)
+            if rest:
+                accumulate(k.imm(rest), 0)
+            keys -= 32 * full
+            parts.append(_eight_sums(k, sums))
+        return parts if n == 1 else [k.halves(*parts, 0, 2), k.halves(*parts, 1, 3)]
+
+    def queries_of_eight(self, pair):
+        """Emit the transposed q of eight pairs: `queries` is (padded head_dim, 8 pairs)."""
+        k, at = self.k, self.at
+        to, off = k.copy(k.scratch), k.imm(0)
+
+        def body(lanes):
+            v = [_load_some(k, self.query_of(pair, i) + off, lanes) for i in range(8)]
+            for i, v in enumerate(_transpose(k, v)):
+                k.store_f32x8(to, v, at.queries + 32 * i)
+            k.add(to, 256, to=to)
+
+        _each_vector(k, self.head_dim, ((off, 32),), body)
+
+    def scores_of_eight(self, keys):
+        """Emit q . key of eight pairs and the eight keys at `keys`: a vector of each pair.
+
+        Here a lane is a pair, an accumulator is one key, and a number of the key goes into all
+        lanes.  The lane sums of the definition come one after another: those of lane r add the
+        dimensions r, r + 8, ...; then the tree adds whole vectors, without a shuffle.  Sums of
+        lanes 2r and 2r + 1 wait in the scratch for their turn.
+        """
+        k, at = self.k, self.at
+        query, waiting = k.copy(k.scratch), k.copy(k.scratch)
+        with k.loop(4):
+            for r in (0, 1):
+                sums = [k.zero_f32x8() for _ in range(8)]
+                with k.loop(at.n_vectors):
+                    q = k.load_f32x8(query, at.queries + 32 * r)
+                    for i in range(8):
+                        x = k.broadcast_f32x8(keys, at.keys + i * at.row_bytes + 4 * r)
+                        sums[i] += k.mul_f32(x, q, to=x)
+                    keys += 32
+                    query += 256
+                keys -= at.row_bytes
+                query -= 8 * at.row_bytes
+                for i in range(8):
+                    if r == 1:
+                        sums[i] += k.load_f32x8(waiting, at.sums + 32 * i)
+                    k.store_f32x8(waiting, sums[i], at.sums + 32 * i)
+            keys += 8
+            query += 64
+            waiting += 256
+        keys -= 32
+        totals = []
+        for i in range(8):
+            a, b, c, d = (k.load_f32x8(k.scratch, at.sums + 256 * j + 32 * i) for j in range(4))
+            totals.append((a + b) + (c + d))
+        return _transpose(k, totals)
+
+    def scores(self, pair, n):
+        """Emit the scores of n pairs, UNSEEN where they do not see, and the largest, lane by lane.
+
+        A score that is not finite becomes not a number; the largest is that of the others.
+        """
+        k, at, field = self.k, self.at, self.field
+        index, n_groups = self.groups()
+        keys, pos = k.scratch + index * at.row_bytes, self["pos"]
+        for i in range(n):
+            state = self.state_of(pair, i)
+            k.store_f32x8(state, k.const_f32x8(LOWEST), at.top)
+        if n == 8:
+            self.queries_of_eight(pair)
+        with k.loop(n_groups):
+            parts = self.scores_of_eight(keys) if n == 8 else self.scores_of_few(keys, pair, n)
+            keys += 8 * at.row_bytes
+            lanes = k.splat_i32(pos) + k.const_i32x8(range(8))
+            for i, s in enumerate(parts):
+                s = s * field.number("scale_bits")
+                s = _softcap(k, s, field.number("cap_bits")) if self.cap else _finite(s)
+                disp = at.pairs + at.PAIR_BYTES * i
+                seen = k.cmpgt_i32(lanes, k.broadcast_i32x8(pair, disp + at.BEFORE))
+                seen &= k.cmpgt_i32(k.broadcast_i32x8(pair, disp + at.AFTER), lanes)
+                s = k.select(seen, s, k.const_f32x8(UNSEEN)).f32
+                state = self.state_of(pair, i)
+                k.store_f32x8(state, k.max_f32(s, k.load_f32x8(state, at.top)), at.top)
+                k.store_f32x8(state + ((pos & (CHUNK - 1)) << 2), s, at.scores)
+            pos += 8
+
+    def softmax(self, pair, n):
+        """Emit p = exp(score - m), 0 where the pair does not see, and the sum of p, lane by lane.
+
+        exp is long, and each of its steps waits for the one before: four groups of positions at
+        once keep the processor busy.  n = 1.
+        """
+        k, at = self.k, self.at
+        state = self.state_of(pair, 0)
+        index, n_groups = self.groups()
+        scores = state + (index << 2)
+        m, total = k.hmax_f32(k.load_f32x8(state, at.top)), k.zero_f32x8()
+
+        def some(n):
+            x = [k.load_f32x8(scores, at.scores + 32 * i) - m for i in range(n)]
+            for i, p in enumerate(emit_exp(k, *x) if n > 1 else [emit_exp(k, *x)]):
+                score = k.load_f32x8(scores, at.scores + 32 * i)
+                p = k.andnot(k.cmp_f32(score, "==", k.const_f32x8(UNSEEN)), p).f32
+                k.store_f32x8(scores, p, at.scores + 32 * i)
+                k.add_f32(total, p, to=total)
+            k.add(scores, 32 * n, to=scores)
+
+        with k.loop(n_groups >> 2):
+            some(4)
+        with k.loop(n_groups & 3):
+            some(1)
+        k.store_f32x8(state, m, at.top)
+        k.store_f32x8(state, total, at.total)
+
+    def merge(self, state, total):
+        """Emit merge_chunks for m and l; a and b come to stand in lanes 0 and 1 of `top`.
+
+        total: sum of p of the chunk, in all lanes
+        """
+        k, at = self.k, self.at
+        old, m = k.load_f32x8(state, at.m), k.load_f32x8(state, at.top)
+        new = k.max_f32(old, m)
+        factors = emit_exp(k, k.blend_i32(old - new, m - new, 0b10))
+        k.store_f32x8(state, new, at.m)
+        k.store_f32x8(state, factors, at.top)
+        l = k.load_f32x8(state, at.l) * k.broadcast_lane(factors, 0)
+        k.store_f32x8(state, l + total * k.broadcast_lane(factors, 1), at.l)
+
+    def values(self, pair, n):
+        """Emit o = o * a + (sum of p * value) * b for n pairs, 8 / n vectors of o at a time."""
+        k, at = self.k, self.at
+        states = [self.state_of(pair, i) for i in range(n)]
+        for state in states:
+            self.merge(state, k.hsum_f32(k.load_f32x8(state, at.total)))
+        off, width = k.imm(0), 8 // n
+        full, rest = divmod(at.n_vectors, width)
+
+        def some_vectors(n_vectors):
+            first = k.max(self["pos"], self["lowest"])
+            index, n_values = first & (CHUNK - 1), self["last"] + 1 - first
+            values = k.scratch + index * at.row_bytes + off
+            probs = [state + (index << 2) for state in states]
+            sums = [[k.zero_f32x8() for _ in range(n_vectors)] for _ in states]
+
+            def add_values(count):
+                for j in range(count):
+                    ps = [k.broadcast_f32x8(p, at.scores + 4 * j) for p in probs]
+                    for t in range(n_vectors):
+                        v = k.load_f32x8(values, at.values + j * at.row_bytes + 32 * t)
+                        for p, o in zip(ps, sums):
+                            o[t] += k.mul_f32(v, p, to=v if p is ps[-1] else None)
+                for pointer, n_bytes in ((values, at.row_bytes), *[(p, 4) for p in probs]):
+                    k.add(pointer, count * n_bytes, to=pointer)
+
+            with k.loop(n_values >> 1):
+                add_values(2)
+            with k.if_(n_values & 1, "!=", 0):
+                add_values(1)
+            for state, o in zip(states, sums):
+                a, b = (k.broadcast_f32x8(state, at.top + 4 * i) for i in (0, 1))
+                to = state + off
+                for t in range(n_vectors):
+                    old = k.load_f32x8(to, at.o + 32 * t)
+                    k.store_f32x8(to, old * a + o[t] * b, at.o + 32 * t)
+
+        with k.while_(off, "<", 32 * width * full):
+            some_vectors(width)
+            off += 32 * width
+        if rest:
+            some_vectors(rest)
+
+    def keep_partials(self):
+        """Emit the move of what one chunk gave to its slots, one a head; the run is one row."""
+        k, at, field = self.k, self.at, self.field
+        chunk = (self["pos"] >> 6) - (self["lowest"] >> 6)
+        pair = self["row"] * field("n_heads") + self["head"]
+        slots = field("slots")
+        slot = field("partials") + (pair * slots + chunk) * at.slot_bytes
+        slots *= at.slot_bytes
+        state = k.scratch + at.states
+        with k.loop(field("heads")):
+            for disp, to in ((at.m, at.SLOT_M), (at.l, at.SLOT_L),
+                             *[(at.o + i, at.SLOT_O + i) for i in range(0, at.row_bytes, 32)]):
+                k.store_f32x8(slot, k.load_f32x8(state, disp), to)
+            self.clear_state(state)
+            slot += slots
+            state += at.state_bytes
+
+    def finish(self):
+        """Emit the sink, if there are sinks, and out = o / l, for each pair of the run."""
+        k, at, field = self.k, self.at, self.field
+        state = k.scratch + at.states
+        with k.loop(self["n_rows"]) as rows_left:
+            head, n_bytes = self["head"], 4 * self.head_dim
+            out = field.row("out", self["row"] + self["n_rows"] - rows_left) + head * n_bytes
+            with k.loop(field("heads")):
+                a, l, sinks = k.const_f32x8(1.0), k.load_f32x8(state, at.l), field("sinks")
+                with k.if_(sinks, "!=", 0):
+                    m, sink = k.load_f32x8(state, at.m), k.broadcast_f32x8(sinks + (head << 2))
+                    top = k.max_f32(m, sink)
+                    both = emit_exp(k, k.blend_i32(m - top, sink - top, 0b10))
+                    k.mov(a, k.broadcast_lane(both, 0))
+                    k.mov(l, l * a + k.broadcast_lane(both, 1))
+                for t in range(at.n_vectors):
+                    lanes = k.imm(self.head_dim % 8) if 8 * (t + 1) > self.head_dim else None
+                    o = k.load_f32x8(state, at.o + 32 * t) * a
+                    _store_some(k, out, o / l, lanes, 32 * t)
+                head += 1
+                out += n_bytes
+                state += at.state_bytes
 
 
 def emit_attention(k, kv_type, head_dim, cap=False):
@@ -10080,37 +10084,34 @@ def emit_attention(k, kv_type, head_dim, cap=False):
     cap_bits.   partials: 0, and then parts is 1 and `out` is written; or, with rows = 1, the
     address of slots (R, n_heads, slots), for emit_attention_merge
     """
-    at = AttentionScratch(head_dim)
     field = Fields(k, "q", "q_row_bytes", "out", "out_row_bytes", "tables", "positions", "arena",
                    "page_bytes", "layer_off", "page_size", "n_heads", "n_kv_heads", "scale_bits",
                    "window", "cap_bits", "sinks", "n_rows", "rows", "heads", "parts", "partials",
                    "slots")
-
-    get, put = _frame(k, at)
-    tools = k, at, field, get, put
-    rows_left = _attention_unit(*tools, kv_vector_bytes(kv_type, head_dim))
+    unit = AttentionKernel(k, field, head_dim, kv_type, cap)
+    rows_left = unit.begin_unit()
     with k.while_(rows_left, ">", 0):
-        _attention_run(*tools, rows_left)
-        lowest = get("lowest")
-        pos = k.max(lowest & -8, ((lowest >> 6) + get("part")) << 6)
-        put("pos", pos)
-        left = get("highest") + 1 - pos
+        unit.begin_run(rows_left)
+        lowest = unit["lowest"]
+        pos = k.max(lowest & -8, ((lowest >> 6) + unit["part"]) << 6)
+        unit["pos"] = pos
+        left = unit["highest"] + 1 - pos
         with k.while_(left, ">", 0):
-            put("last", k.min(get("pos") | (CHUNK - 1), get("highest")))
-            _attention_load(*tools, kv_type, head_dim)
-            _attention_pairs(*tools, head_dim)
-            _all_pairs(*tools, (8, 2, 1), _attention_scores, head_dim, cap)
-            _all_pairs(*tools, (1,), _attention_softmax)
-            _all_pairs(*tools, (2, 1), _attention_values)
+            unit["last"] = k.min(unit["pos"] | (CHUNK - 1), unit["highest"])
+            unit.load()
+            unit.list_pairs()
+            unit.all_pairs((8, 2, 1), unit.scores)
+            unit.all_pairs((1,), unit.softmax)
+            unit.all_pairs((2, 1), unit.values)
             with k.if_(field("partials"), "!=", 0):
-                _attention_keep(*tools)
-            pos = ((get("pos") >> 6) + field("parts")) << 6
-            put("pos", pos)
-            k.sub(get("highest") + 1, pos, to=left)
+                unit.keep_partials()
+            pos = ((unit["pos"] >> 6) + field("parts")) << 6
+            unit["pos"] = pos
+            k.sub(unit["highest"] + 1, pos, to=left)
         with k.if_(field("partials"), "==", 0):
-            _attention_finish(*tools, head_dim)
-        put("row", get("row") + get("n_rows"))
-        k.sub(rows_left, get("n_rows"), to=rows_left)
+            unit.finish()
+        unit["row"] = unit["row"] + unit["n_rows"]
+        k.sub(rows_left, unit["n_rows"], to=rows_left)
 
 
 def emit_attention_merge(k, head_dim):
@@ -10119,29 +10120,28 @@ def emit_attention_merge(k, head_dim):
     Its slots, one for each CHUNK positions that the row sees, are merged from the lowest up.
     out .. partials: as in emit_attention   heads: 1   slots: room of a head, in slots
     """
-    at = AttentionScratch(head_dim)
     field = Fields(k, "out", "out_row_bytes", "positions", "window", "n_heads", "heads", "sinks",
                    "partials", "slots")
-
-    get, put = _frame(k, at)
+    unit = AttentionKernel(k, field, head_dim)
+    at = unit.at
     row = k.div(k.chunk, field("n_heads"))
-    put("row", row)
-    put("head", k.rem(k.chunk, field("n_heads")))
-    put("n_rows", k.imm(1))
+    unit["row"] = row
+    unit["head"] = k.rem(k.chunk, field("n_heads"))
+    unit["n_rows"] = k.imm(1)
     pos = k.load_i32(field("positions") + (row << 2))
-    lowest = k.max(pos + 1 - _positions_back(k, field), 0)
+    lowest = k.max(pos + 1 - unit.positions_back(), 0)
     slot = field("partials") + k.chunk * field("slots") * at.slot_bytes
     state = k.scratch + at.states
-    _clear_state(k, at, state)
+    unit.clear_state(state)
     with k.loop((pos >> 6) - (lowest >> 6) + 1):
         k.store_f32x8(state, k.load_f32x8(slot, at.SLOT_M), at.top)
-        _attention_merge(k, at, state, k.load_f32x8(slot, at.SLOT_L))
+        unit.merge(state, k.load_f32x8(slot, at.SLOT_L))
         a, b = (k.broadcast_f32x8(state, at.top + 4 * i) for i in (0, 1))
         for i in range(0, at.row_bytes, 32):
             o = k.load_f32x8(state, at.o + i) * a + k.load_f32x8(slot, at.SLOT_O + i) * b
             k.store_f32x8(state, o, at.o + i)
         slot += at.slot_bytes
-    _attention_finish(k, at, field, get, put, head_dim)
+    unit.finish()
 
 
 # ---------------------------------------------------------------------------------------
