@@ -596,7 +596,7 @@ def open_rung(job):
 
     def stream(prompt):
         model.session.truncate(0)       # nothing of the last run is reused
-        return model.generate_ids(prompt, ignore_eos=True, strategy=job["strategy"],
+        return model.generate_ids(prompt, None, ignore_eos=True, strategy=job["strategy"],
                                   temperature=0)
 
     return {
@@ -777,7 +777,7 @@ def open_kshipra(job):
 
     def stream(prompt):
         model.session.truncate(0)
-        return model.generate_ids(prompt, ignore_eos=True, temperature=0)
+        return model.generate_ids(prompt, None, ignore_eos=True, temperature=0)
 
     return {"stream": stream, "version": lambda: "kshipra, " + model.ops.isa}
 

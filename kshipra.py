@@ -100,6 +100,12 @@ class KshipraError(ValueError):
         self.path, self.offset = path, offset
 
 
+def warn(message):
+    """Say something in one line on stderr, where there is one."""
+    if sys.stderr is not None:
+        print("kshipra:", " ".join(str(message).split("\n")), file=sys.stderr)
+
+
 # ---------------------------------------------------------------------------------------
 # Part I. The engine, in plain Python
 #
@@ -918,6 +924,12 @@ def check_whole(name, value, low, high=math.inf):
         wanted = f"from {low} up" if high == math.inf else f"of {low} to {high}"
         raise KshipraError(f"{name} is {_quote(value)}; a whole number {wanted} is needed")
     return n
+
+
+def check_choice(name, value, choices):
+    """Refuse a parameter that is none of the choices, whatever its type."""
+    if not isinstance(value, str) or value not in choices:
+        raise KshipraError(f"{name} {_quote(value)} is unknown; use one of {', '.join(choices)}")
 
 
 def check_path(path):
@@ -2945,7 +2957,7 @@ def tokenizer_of(checkpoint):
     return tokenizer_from_hf(checkpoint.path)
 
 
-def load_tokenizer(path):
+def load_tokenizer(path: "str | os.PathLike") -> Tokenizer:
     """Return the Tokenizer of a GGUF file, a vocabulary-only one too, or of an HF directory,
     which a safetensors file in it may stand for."""
     path = check_path(path)
@@ -3306,12 +3318,11 @@ KV_TYPES = {
 
 def kv_vector_bytes(kv_type, head_dim):
     """Return the size of one key or value.  Raises KshipraError where there is no such cache."""
-    if kv_type not in KV_TYPES:
-        raise KshipraError(f"kv_type {kv_type!r} is unknown; use one of {', '.join(KV_TYPES)}")
+    check_choice("kv_type", kv_type, KV_TYPES)
     format = KV_TYPES[kv_type].format
     if head_dim % format.block_len:
         raise KshipraError(f"kv_type {kv_type!r} keeps blocks of {format.block_len} numbers, and "
-                           f"head_dim {head_dim} is no multiple of that; use another --kv-type")
+                           f"head_dim {head_dim} is no multiple of that; use another kv_type")
     return format.n_bytes(head_dim)
 
 
@@ -3428,7 +3439,7 @@ class Backend:
 
 def warn_plain(reason):
     """Say, in one line, that plain Python computes, and why."""
-    print(f"kshipra: computing in plain Python, which is slow: {reason}", file=sys.stderr)
+    warn(f"computing in plain Python, which is slow: {reason}")
 
 
 PREPARED_LIMIT_BYTES = 2 << 30          # weights kept unpacked, at most
@@ -3691,9 +3702,11 @@ def anonymous_memory(n_bytes):
 
 
 def check_page_size(page_size):
-    """Refuse a page size that would cut a chunk of attention unevenly."""
-    if page_size < 8 or (CHUNK % page_size and page_size % CHUNK):
-        raise KshipraError(f"page size {page_size} is not 8, 16, 32 or a multiple of {CHUNK}")
+    """Return a page size as an int; one that would cut a chunk unevenly is refused."""
+    size = check_whole("page_size", page_size, 8)
+    if CHUNK % size and size % CHUNK:
+        raise KshipraError(f"page_size is {size}; 8, 16, 32 or a multiple of {CHUNK} is needed")
+    return size
 
 
 class PagePool:
@@ -3721,7 +3734,7 @@ class PagePool:
             self.arena = anonymous_memory(max(1, n_pages * page_bytes))
         except (OSError, OverflowError, ValueError) as e:
             raise KshipraError(f"a cache of {n_pages * page_bytes} bytes cannot be had ({e}); "
-                               "use a smaller --ctx-size") from None
+                               "use a smaller ctx_size") from None
         self.free = list(range(n_pages - 1, -1, -1))
         self.refs = [0] * n_pages
         self.found, self.key_of, self.idle, self.next_id = {}, [None] * n_pages, {}, 1
@@ -3739,7 +3752,7 @@ class PagePool:
             self.recount()
         if not self.n_available:
             raise KshipraError(f"all {self.n_pages} pages of {self.page_size} positions are in "
-                               "use; use a larger --ctx-size")
+                               "use; use a larger ctx_size")
         if not self.free:
             self.forget(next(iter(self.idle)))
         page = self.free.pop()
@@ -4342,11 +4355,10 @@ class Hparams:
         """Return the positions of the cache: what was asked for, or what suits the model."""
         if ctx_size is None:
             return min(self.n_ctx, DEFAULT_CTX)
-        if not 1 <= ctx_size < 2 ** 31:
-            raise KshipraError(f"a context of {ctx_size} positions is not possible; use 1 or more")
+        ctx_size = check_whole("ctx_size", ctx_size, 1, 2 ** 31 - 1)
         if self.arch.rope is None and ctx_size > self.n_ctx:
-            raise KshipraError(f"a context of {ctx_size} is more than the {self.n_ctx} positions "
-                               "that this model has learned; use a smaller --ctx-size", self.path)
+            raise KshipraError(f"ctx_size is {ctx_size}, more than the {self.n_ctx} positions "
+                               "that this model has learned; use a smaller one", self.path)
         return ctx_size
 
     def _check_config(self):
@@ -4768,10 +4780,9 @@ class Engine:
         self.attentions = [Attention(hp.n_heads, hp.n_kv_heads, hp.head_dim, hp.attn_scale,
                                      hp.layer_window(i), hp.attn_cap)
                            for i in range(hp.n_layers)]
-        if page_size is not None:
-            check_page_size(page_size)
-        self.kv_type, self.page_size = kv_type, page_size
-        size = page_size or -(-self.ctx_size // CHUNK) * CHUNK
+        self.kv_type = kv_type
+        self.page_size = None if page_size is None else check_page_size(page_size)
+        size = self.page_size or -(-self.ctx_size // CHUNK) * CHUNK
         self.cache = PagePool([(hp.n_kv_heads, hp.head_dim)] * hp.n_layers,
                               -(-self.ctx_size // size), size, kv_type)
         self.after_fork()
@@ -4841,7 +4852,7 @@ class Engine:
             raise KshipraError(f"token {token} is outside 0..{self.hparams.n_vocab - 1}")
         if not 0 <= pos < self.ctx_size:
             raise KshipraError(f"position {pos} is outside the context of {self.ctx_size}; "
-                               "use a larger --ctx-size")
+                               "use a larger ctx_size")
         if seq.pool is not self.cache:
             raise KshipraError("the sequence is of another cache than this model's; make one "
                                "with Sequence(model.cache)")
@@ -4942,6 +4953,18 @@ def keep_min_p(candidates, p):
     return [c for c, weight in zip(candidates, weights) if weight >= p] or candidates[:1]
 
 
+def check_number(name, value, low, high=math.inf):
+    """Return a parameter as a float, or refuse it by name; numpy's numbers are numbers too."""
+    number = math.nan
+    if hasattr(type(value), "__float__") and not isinstance(value, bool):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            number = float(value)
+    if not low <= number <= high or number == math.inf:
+        wanted = f"from {low} up" if high == math.inf else f"of {low} to {high}"
+        raise KshipraError(f"{name} is {_quote(value)}; a number {wanted} is needed")
+    return number
+
+
 class Sampler:
     """Chooses tokens; owns its random numbers, so requests do not disturb each other.
 
@@ -4951,24 +4974,15 @@ class Sampler:
     Raises KshipraError for a value outside its range.
     """
 
-    def __init__(self, temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, repeat_penalty=1.0,
-                 seed=None, ops=Reference()):
-        for name, value, low, high in (
-                ("temperature", temperature, 0, math.inf), ("top_k", top_k, 0, math.inf),
-                ("top_p", top_p, 0, 1), ("min_p", min_p, 0, 1),
-                ("repeat_penalty", repeat_penalty, 1e-6, math.inf)):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) \
-                    or not low <= value <= high or value == math.inf:
-                wanted = f"of {low} to {high}" if high == 1 else f"from {low} up"
-                raise KshipraError(f"{name} is {value!r}; a number {wanted} is needed")
-        if top_k != int(top_k):
-            raise KshipraError(f"top_k is {top_k!r}; a whole number is needed")
+    def __init__(self, temperature: float = 0.8, top_k: int = 40, top_p: float = 0.95,
+                 min_p: float = 0.05, repeat_penalty: float = 1.0, seed=None, ops=Reference()):
+        self.temperature = check_number("temperature", temperature, 0)
+        self.top_k = check_whole("top_k", top_k, 0)
+        self.top_p = check_number("top_p", top_p, 0, 1)
+        self.min_p = check_number("min_p", min_p, 0, 1)
+        self.repeat_penalty = check_number("repeat_penalty", repeat_penalty, 1e-6)
         if seed is not None:
-            if not hasattr(seed, "__index__") or seed < 0:      # to Python, -1 is the same as 1
-                raise KshipraError(f"seed is {seed!r}; a whole number from 0 up is needed")
-            seed = operator.index(seed)
-        self.temperature, self.top_k, self.top_p = temperature, int(top_k), top_p
-        self.min_p, self.repeat_penalty = min_p, repeat_penalty
+            seed = check_whole("seed", seed, 0)     # to Python, -1 is the same as 1
         self.random, self.ops = random.Random(seed), ops
 
     def __call__(self, logits, past, n_vocab=None):
@@ -5159,23 +5173,39 @@ class Generation:
     def __init__(self, tokens, prompt_ids, transcript):
         self.prompt_ids, self.transcript = prompt_ids, transcript
         self.ttft_s = self.decode_s = 0.0
-        self._pieces, self._closed, self._turn = self._run(tokens), False, threading.RLock()
+        self._steps, self._closed, self._turn = self._run(tokens), False, threading.RLock()
 
     ids = property(lambda self: self.transcript.ids)
     text = property(lambda self: self.transcript.text)
     finish_reason = property(lambda self: self.transcript.finish_reason)
 
+    def __repr__(self):
+        return (f"<{type(self).__name__}: {len(self.ids)} tokens, "
+                f"{self.finish_reason or 'going on'}, {_quote(self.text)}>")
+
     def __iter__(self):
         return self
 
-    def __next__(self):
-        with self._turn:                # threads that share it get a piece each
-            if self._pieces.gi_running:
+    def _step(self):
+        """Return the text that the next token makes certain, which may be none."""
+        with self._turn:                # threads that share it get a token each
+            if self._steps.gi_running:
                 raise KshipraError("a generation is asked for its next piece by its own progress "
                                    "callback; ask when that has returned")
-            return next(self._pieces)
+            return next(self._steps)
 
-    def close(self):
+    def __next__(self) -> str:
+        return next(filter(None, iter(self._step, None)))
+
+    def tokens(self):
+        """Iterate over token ids instead of text, the end token included."""
+        try:
+            for _ in iter(self._step, None):
+                yield self.ids[-1]
+        finally:
+            self.close()
+
+    def close(self) -> None:
         """End the generation and free what it holds; iterating on gives nothing more.
 
         While it is computing, for another thread, it ends after the token it is at.
@@ -5183,12 +5213,13 @@ class Generation:
         self._closed = True
         if self._turn.acquire(blocking=False):
             try:
-                if not self._pieces.gi_running:
-                    self._pieces.close()
+                if not self._steps.gi_running:
+                    self._steps.close()
             finally:
                 self._turn.release()
 
     def _run(self, tokens):
+        """Yield the text of each token."""
         begun = time.perf_counter()
         try:
             while self.finish_reason is None and not self._closed:
@@ -5197,9 +5228,7 @@ class Generation:
                 if not self.ids:
                     self.ttft_s, begun = now - begun, now
                 self.decode_s = now - begun
-                text = self.transcript.push(token)
-                if text:
-                    yield text
+                yield self.transcript.push(token)
         finally:
             tokens.close()
 
@@ -11718,6 +11747,7 @@ def ledger(model, n_rows, n_positions):
 # computes; the command line can do nothing that a caller of `load` could not.
 
 DEVICES = ("auto", "native", "python")
+MAX_TOKENS = 256                        # to generate, unless something else is said
 SMALL_BYTES = 8 << 20                   # weights that one core reads sooner than two agree
 STRATEGIES = {"cached": cached, "baseline": baseline}
 
@@ -11732,9 +11762,16 @@ class Model(Engine):
             raise KshipraError(f"the tokenizer has {tokenizer.n_vocab} tokens but the embedding "
                                f"only {self.hparams.n_vocab} rows; the files do not belong "
                                "together", checkpoint.path)
+        if self.ctx_size > self.hparams.n_ctx:
+            warn(f"ctx_size is {self.ctx_size}, more than the {self.hparams.n_ctx} positions that "
+                 "the model was trained for; what it says beyond them may make no sense")
         self.session = Sequence(self.cache)     # the last text, so that a longer one reuses it
 
-    def logits(self, ids):
+    def close(self) -> None:
+        super().close()
+        self.tokenizer = None           # its vocabulary lies in the file
+
+    def logits(self, ids) -> list:
         """Return the logits after each of ids: list of array('f') (n_vocab,), one a position.
 
         Raises KshipraError when ids are more than the context holds.
@@ -11749,11 +11786,13 @@ class Model(Engine):
                 out.extend(self.step([(t, a + i, seq) for i, t in enumerate(part)]))
         return out
 
-    def prompt_ids(self, prompt):
+    def prompt_ids(self, prompt) -> list:
         """Return a prompt's token ids; text that spells the beginning token gets no second one.
 
         prompt: str, or whole numbers; bytes would be numbers too, but never the ones meant.
         """
+        if self.ops is None:
+            raise KshipraError("the model is closed; load it again")
         if isinstance(prompt, (bytes, bytearray)):
             raise TypeError(f"a prompt is a str or token ids, not {type(prompt).__name__}")
         if not isinstance(prompt, str):
@@ -11767,19 +11806,18 @@ class Model(Engine):
                                "give at least one character")
         if len(ids) > self.ctx_size:
             raise KshipraError(f"the prompt has {len(ids)} tokens but the context holds "
-                               f"{self.ctx_size}; shorten it or use a larger --ctx-size "
+                               f"{self.ctx_size}; shorten it or use a larger ctx_size "
                                f"(the model was trained for {self.hparams.n_ctx})")
 
     def check_limit(self, max_tokens, room):
         """Return how many tokens to generate: max_tokens, None for all, at most `room`."""
         if max_tokens is None:
             return room
-        if not hasattr(max_tokens, "__index__") or max_tokens < 0:
-            raise KshipraError(f"max_tokens is {max_tokens!r}; a whole number from 0 up is needed")
-        return min(room, max_tokens)
+        return min(room, check_whole("max_tokens", max_tokens, 0))
 
-    def generate(self, prompt, max_tokens=None, stop=(), ignore_eos=False, strategy="cached",
-                 progress=None, **sampling):
+    def generate(self, prompt, max_tokens: "int | None" = MAX_TOKENS, stop=None,
+                 ignore_eos: bool = False, strategy: str = "cached", progress=None,
+                 **sampling) -> Generation:
         """Return a Generation: an iterator of text pieces.
 
         prompt: str, or token ids   max_tokens: None for as many as the context holds
@@ -11789,27 +11827,25 @@ class Model(Engine):
         sampling: the parameters of Sampler
         """
         ids = self.prompt_ids(prompt)
-        stops = [stop] if isinstance(stop, str) else list(stop)
-        if "" in stops:
-            raise KshipraError("a stop string is empty; give at least one character")
+        if isinstance(stop, bytes) or not hasattr(stop or (), "__iter__"):
+            raise KshipraError(f"stop is {_quote(stop)}; a str or several are needed")
+        stops = [stop] if isinstance(stop, str) else list(stop or ())
+        for text in stops:
+            if not isinstance(text, str) or not text:
+                raise KshipraError(f"a stop string is {_quote(text) if text else 'empty'}; a str "
+                                   "of at least one character is needed")
         tokens, limit = self._tokens(ids, max_tokens, strategy, progress, sampling)
         stop_ids = () if ignore_eos else self.tokenizer.stop_ids
         return Generation(tokens, ids, Transcript(self.tokenizer, stop_ids, stops, limit))
 
-    def generate_ids(self, prompt, max_tokens=None, ignore_eos=False, strategy="cached",
-                     **sampling):
-        """Iterate over token ids, up to and without the end token; parameters as for generate."""
-        ids = self.prompt_ids(prompt)
-        tokens, limit = self._tokens(ids, max_tokens, strategy, None, sampling)
-        stop_ids = () if ignore_eos else self.tokenizer.stop_ids
-        return itertools.takewhile(lambda t: t not in stop_ids, itertools.islice(tokens, limit))
+    def generate_ids(self, prompt, max_tokens: "int | None" = MAX_TOKENS, **options):
+        """Iterate over token ids, the end token included; parameters as for generate."""
+        return self.generate(prompt, max_tokens, **options).tokens()
 
     def _tokens(self, ids, max_tokens, strategy, progress, sampling):
         """Return (endless token generator, how many tokens to take from it)."""
         self.check_prompt(ids)
-        if strategy not in STRATEGIES:
-            raise KshipraError(f"strategy {strategy!r} is unknown; use one of "
-                               f"{', '.join(STRATEGIES)}")
+        check_choice("strategy", strategy, STRATEGIES)
         # The last token needs no place in the cache.
         limit = self.check_limit(max_tokens, self.ctx_size - len(ids) + 1)
         sampler = Sampler(ops=self, **sampling)
@@ -11843,22 +11879,19 @@ def choose_backend(device, threads, weight_bytes):
 
     threads: None for KSHIPRA_THREADS, or all cores where the weights are worth it
     """
-    if device not in DEVICES:
-        raise KshipraError(f"device {device!r} is unknown; use one of {', '.join(DEVICES)}")
-    asked = os.environ.get("KSHIPRA_THREADS") if threads is None else threads
-    try:
-        threads = None if asked in (None, "") else int(asked)
-    except ValueError:
-        threads = 0
-    if threads is not None and not 1 <= threads <= 256:
-        raise KshipraError(f"threads is {asked!r}; a whole number of 1 to 256 is needed")
+    check_choice("device", device, DEVICES)
+    named, asked = "threads", os.environ.get("KSHIPRA_THREADS")
+    if threads is None and asked:
+        named, threads = "KSHIPRA_THREADS", int(asked) if asked.isdecimal() else asked
+    if threads is not None:
+        threads = check_whole(named, threads, 1, 256)
     if device == "python":
         return Reference()
     isa, reason = choose_isa(os.environ)
 
     def plain(reason):
         if device == "native":
-            raise KshipraError(f"machine code cannot be used: {reason}; use --device python")
+            raise KshipraError(f"machine code cannot be used: {reason}; use device=\"python\"")
         if os.environ.get("KSHIPRA_ISA") != "python":
             warn_plain(reason)
         return Reference()
@@ -11882,7 +11915,9 @@ def give_back_memory():
             pass
 
 
-def load(path=None, device="auto", threads=None, ctx_size=None, kv_type="f16", page_size=None):
+def load(path: "str | os.PathLike | None" = None, device: str = "auto",
+         threads: "int | None" = None, ctx_size: "int | None" = None, kv_type: str = "f16",
+         page_size: "int | None" = None) -> Model:
     """Load a model.
 
     path: GGUF file, safetensors file, Hugging Face directory; None: the model in this file
@@ -12013,6 +12048,12 @@ def kernel_listing(name):
     emit, *parameters = kernels[name.lower()]
     isa = choose_isa(os.environ)[0] or "avx2"
     return f"{name}, {isa}\n\n{emit.__doc__.strip()}\n\n{listing(build(emit, *parameters), isa)}"
+
+
+OPTION_OF = {                           # how the command line calls parameters of the API
+    name: "--" + name.replace("_", "-") for name in (
+        "ctx_size", "kv_type", "page_size", "max_tokens", "top_k", "top_p", "min_p",
+        "repeat_penalty")}
 
 
 def build_parser():
@@ -12160,8 +12201,8 @@ def run_command(argv):
 
 
 def complain(message):
-    """Print one line to stderr; return the exit status of bad input."""
-    print("kshipra:", " ".join(str(message).split("\n")), file=sys.stderr)
+    """Say in one line what is wrong, parameters named as options; return the status for it."""
+    warn(re.sub(r"\b[a-z]+_[a-z]+\b", lambda m: OPTION_OF.get(m.group(), m.group()), str(message)))
     return 1
 
 

@@ -1,6 +1,10 @@
 """Chapter 8, Decoding: the same tokens by every strategy; text cut rightly, shown in time."""
+import contextlib
+import gc
 import itertools
+import sys
 from array import array
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -10,6 +14,7 @@ import kshipra
 import tiny
 from kshipra import Generation, KshipraError, StopStrings, Transcript
 
+HAS_NATIVE = kshipra.choose_isa({})[0] is not None
 TOKENIZER = kshipra.tokenizer_from_gguf(tiny.tokenizer_metadata())
 
 
@@ -329,6 +334,109 @@ def test_a_prompt_is_text_or_whole_numbers(path, prompt):
             call(prompt)
     assert list(model.generate_ids(array("i", tiny.ids(4)), max_tokens=2, **GREEDY)) \
         == list(model.generate_ids(tiny.ids(4), max_tokens=2, **GREEDY))
+
+
+class Number:
+    """A number of another library, such as numpy's."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __float__(self):
+        return float(self.value)
+
+    def __index__(self):
+        return self.value
+
+
+def test_numbers_of_other_libraries_are_numbers(path):
+    model = kshipra.load(path, device="python", ctx_size=Number(64), threads=Number(1),
+                         page_size=Number(8))
+    options = {"temperature": 0.8, "top_k": 40, "top_p": 1, "seed": 3, "max_tokens": 5}
+    others = {**{key: Number(value) for key, value in options.items() if key != "temperature"},
+              "temperature": Fraction(4, 5)}
+    assert model.ctx_size == 64
+    assert list(model.generate_ids([1, 2], **others)) == list(
+        model.generate_ids([1, 2], **options))
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"temperature": 10 ** 400}, "temperature is 1000"), ({"top_k": 2.5}, "top_k is 2.5"),
+    ({"temperature": "1"}, "temperature is '1'"), ({"temperature": b"1"}, "temperature is b'1'"),
+    ({"temperature": 1j}, "temperature is 1j"), ({"top_p": [0.5]}, r"top_p is \[0.5\]"),
+    ({"max_tokens": 2.0}, "max_tokens is 2.0"), ({"max_tokens": True}, "max_tokens is True"),
+    ({"strategy": []}, r"strategy \[\]"), ({"stop": [5]}, "stop string is 5"),
+    ({"stop": b"ab"}, "stop is b'ab'"), ({"stop": 7}, "stop is 7"),
+    ({"seed": 1.5}, "seed is 1.5")])
+def test_odd_parameters_are_refused_at_the_door(path, options, words):
+    model = kshipra.load(path, device="python")
+    for call in (model.generate, model.generate_ids):
+        with pytest.raises(KshipraError, match=words):
+            call([1], **options)
+
+
+def test_both_doors_take_the_same_and_end_alike(tmp_path):
+    """An end token is among the ids of both, and in the text of neither."""
+    def end_wins(numbers, weights):
+        weights["output.weight"].data[tiny.EOS * 128:(tiny.EOS + 1) * 128] = bytes(128)
+        for t in ("output_norm.weight",):
+            weights[t] = kshipra.Tensor(t, weights[t].format, (32,), bytes(128))
+    model = kshipra.load(tiny.write(tmp_path / "tiny.gguf", change=end_wins), device="python")
+    # all logits are 0, so each token is as likely: some seed ends the text early
+    options = {"max_tokens": 9, "temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0}
+    seed = next(seed for seed in range(999) if tiny.EOS in list(model.generate_ids(
+        [1, 2], seed=seed, ignore_eos=True, **options)))
+    options.update(seed=seed, stop=None, progress=None)
+    generation = model.generate([1, 2], **options)
+    text = "".join(generation)
+    assert generation.ids == list(model.generate_ids([1, 2], **options))
+    assert generation.ids[-1] == tiny.EOS and generation.finish_reason == "stop"
+    assert generation.text == text and "</s>" not in text
+    assert repr(generation) == f"<Generation: {len(generation.ids)} tokens, stop, {text!r}>"
+
+
+def test_a_stop_string_ends_ids_too(path):
+    model = kshipra.load(path, device="python")
+    ids = list(model.generate_ids([1, 2], 12, **GREEDY))
+    text = model.tokenizer.decode(ids)
+    stop = text[len(text) // 2]
+    generation = model.generate([1, 2], 12, stop=stop, **GREEDY)
+    assert generation.ids == [] and "going on" in repr(generation)
+    assert "".join(generation) == generation.text == text[:text.index(stop)]
+    stopped = list(model.generate_ids([1, 2], 12, stop=stop, **GREEDY))
+    assert stopped == generation.ids == ids[:len(stopped)] and len(stopped) < 12
+
+
+def test_both_doors_generate_as_much_unless_told(path):
+    model = kshipra.load(path, device="native" if HAS_NATIVE else "python", ctx_size=128)
+    assert kshipra.MAX_TOKENS == 256
+    assert len(list(model.generate_ids([1], **GREEDY))) == 128
+    assert kshipra.build_parser().parse_args([]).max_tokens == kshipra.MAX_TOKENS
+
+
+def test_a_closed_model_says_so_and_gives_its_file_back(path, device):
+    with kshipra.load(path, device=device) as model:
+        begun = model.generate([1], 4, **GREEDY)
+        next(begun)
+        assert list(model.generate_ids([1], 4, **GREEDY))
+    for call in (lambda: model.generate("a"), lambda: model.logits([1]), lambda: list(begun)):
+        with pytest.raises(KshipraError, match="the model is closed"):
+            call()
+    del begun
+    gc.collect()
+    if sys.platform == "linux":
+        with open("/proc/self/maps") as maps:
+            assert path not in maps.read()
+    model.close()
+
+
+def test_a_context_beyond_the_training_is_warned_of(path, capsys):
+    gpt2 = "gpt2" in kshipra.GGUF(path).metadata["general.architecture"]
+    with pytest.raises(KshipraError, match="has learned") if gpt2 else contextlib.nullcontext():
+        kshipra.load(path, device="python", ctx_size=129)
+        assert "ctx_size is 129, more than the 128 positions" in capsys.readouterr().err
+    kshipra.load(path, device="python", ctx_size=128)
+    assert not capsys.readouterr().err
 
 
 def test_a_misspelt_parameter_is_refused(path):

@@ -1,6 +1,7 @@
 """Chapter 21, Front doors: the command line as a shell sees it; the file as book and as copy."""
 import ast
 import json
+import math
 import os
 import pathlib
 import re
@@ -88,8 +89,8 @@ def test_it_runs_isolated_and_without_site():
 
 def test_importing_is_quick_and_quiet(tmp_path):
     """Under 120 ms from its bytecode, best of five; no thread, no output, no foreign module."""
-    script = ("import sys, time, threading; begun = time.perf_counter(); import kshipra; "
-              "took = time.perf_counter() - begun; assert threading.active_count() == 1; "
+    script = ("import sys, time, threading; begun = time.process_time(); import kshipra; "
+              "took = time.process_time() - begun; assert threading.active_count() == 1; "
               "print(took, 'http' in sys.modules, 'unittest' in sys.modules)")
     environment = {**os.environ, "PYTHONPATH": str(FILE.parent),
                    "PYTHONPYCACHEPREFIX": str(tmp_path)}
@@ -146,7 +147,7 @@ def test_stop_and_limits(small):
     done = run("-p", "Once upon a time", "--temp", "0", "--stop", " little", "-n", "40", "--json")
     told = json.loads(done.stdout)
     assert told["finish_reason"] == "stop" and told["text"] == ", there was a"
-    for limit, words in (("-2", b"max_tokens is -2"), ("-5", b"max_tokens is -5")):
+    for limit, words in (("-2", b"--max-tokens is -2"), ("-5", b"--max-tokens is -5")):
         done = run("-m", small, "-p", "a", "-n", limit)
         assert done.returncode == 1 and words in done.stderr
     told = json.loads(run("-m", small, "-p", "a", "-n", "-1", "-c", "20", "--json",
@@ -168,7 +169,7 @@ def test_a_profile_reads_the_prompt_as_a_generation_does(small):
     assert done.returncode == 0 and b"prefill, 2 tokens" in done.stdout, done
     assert b"decode, 3 tokens" in done.stdout and b" kB" in done.stdout
     done = run("-m", small, "-p", "a", "-n", "-5", "--profile")
-    assert done.returncode == 1 and "max_tokens is -5" in one_line(done.stderr)
+    assert done.returncode == 1 and "--max-tokens is -5" in one_line(done.stderr)
 
 
 def test_a_prompt_longer_than_the_context_is_refused_with_numbers(small):
@@ -184,12 +185,13 @@ def test_a_prompt_longer_than_the_context_is_refused_with_numbers(small):
     (["-m", "."], "config.json"),
     (["-m", "a\nb.gguf"], "no such file"),
     (["--temp", "-1"], "temperature is -1.0"), (["--temp", "nan"], "temperature is nan"),
-    (["--top-k", "-3"], "top_k is -3"), (["--top-p", "1.5"], "top_p is 1.5"),
-    (["--min-p", "-0.5"], "min_p is -0.5"), (["--repeat-penalty", "0"], "repeat_penalty is 0.0"),
-    (["-c", "0"], "context of 0"), (["-c", "-8"], "context of -8"),
-    (["-c", "1000000000000"], "context"),
+    (["--top-k", "-3"], "--top-k is -3"), (["--top-p", "1.5"], "--top-p is 1.5"),
+    (["--min-p", "-0.5"], "--min-p is -0.5"),
+    (["--repeat-penalty", "0"], "--repeat-penalty is 0.0"),
+    (["-c", "0"], "--ctx-size is 0"), (["-c", "-8"], "--ctx-size is -8"),
+    (["-c", "1000000000000"], "--ctx-size is 1000000000000"),
     (["-c", "2000000000"], "--ctx-size"),
-    (["--page-size", "0"], "page size 0"), (["--page-size", "12"], "page size 12"),
+    (["--page-size", "0"], "--page-size is 0"), (["--page-size", "12"], "--page-size is 12"),
     (["-t", "0"], "threads is 0"), (["--stop", ""], "stop string is empty"),
     (["--seed", "-7"], "seed is -7"), (["-m", ""], "kshipra: '': no such file"),
 ])
@@ -233,12 +235,12 @@ def test_seed_minus_1_is_a_new_one_each_time(small):
 
 def test_info_lists_and_plans_in_two_seconds(small):
     begun = sum(os.times()[2:4])                # processor time of children: the clock of a
-    done = run("-m", small, "--info", "-c", "1000")
+    done = run("-m", small, "--info", "-c", "200")
     assert sum(os.times()[2:4]) - begun < 2     # busy machine tells little
     text = done.stdout.decode()
     assert done.returncode == 0 and not done.stderr
     for words in ("general.architecture = 'llama'", "blk.0.attn_q.weight", "(32, 32)", "KV cache",
-                  "1000 positions of 64 bytes", "weights", "scratch", "together", "tensors   12"):
+                  "200 positions of 64 bytes", "weights", "scratch", "together", "tensors   12"):
         assert words in text, words
     assert run("--info").returncode == 0        # the model in the file
 
@@ -399,8 +401,13 @@ def test_memory_that_runs_out_is_one_line(small, capsys, monkeypatch):
 
 @pytest.mark.parametrize("options, words", [
     ({"device": "abacus"}, "device 'abacus'"), ({"kv_type": "q9"}, "kv_type 'q9'"),
-    ({"threads": 0}, "threads is 0"), ({"ctx_size": 0}, "context of 0"),
-    ({"page_size": 9}, "page size 9")])
+    ({"threads": 0}, "threads is 0"), ({"ctx_size": 0}, "ctx_size is 0"),
+    ({"page_size": 9}, "page_size is 9"), ({"ctx_size": "64"}, "ctx_size is '64'"),
+    ({"ctx_size": 100.5}, "ctx_size is 100.5"), ({"ctx_size": True}, "ctx_size is True"),
+    ({"threads": 2.7}, "threads is 2.7"), ({"threads": math.inf}, "threads is inf"),
+    ({"threads": "2"}, "threads is '2'"), ({"page_size": "8"}, "page_size is '8'"),
+    ({"kv_type": []}, r"kv_type \[\]"), ({"device": None}, "device None"),
+    ({"ctx_size": 10 ** 5000}, "ctx_size is a number of 16610 bits")])
 def test_load_refuses_by_name(small, options, words):
     with pytest.raises(KshipraError, match=words):
         kshipra.load(small, **options)
