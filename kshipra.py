@@ -6998,8 +6998,8 @@ ENCODERS.update(avx2=X86, vnni=X86, avxvnni=X86)
 #       operation      2                1       3
 #
 # The one idea: the table below draws every word that we use just so, as 32 characters in which
-# digits are meant and a run of letters is a number (a capital: a signed one).  Beside it stands the
-# text, a format string of the same letters.  From the picture comes the function that makes the
+# digits are meant and a run of letters is a number (a capital: a signed one).  Beside it stands
+# the text, a format string of the same letters.  From the picture comes the function that makes the
 # word; the listing goes the other way, finds the picture that a word fits and fills in the text.
 #
 # NEON, the vector part, has 32 registers v0..v31 of 128 bits.  Two neighbours, an even one for the
@@ -8314,7 +8314,7 @@ def book_table(format):
 
 @functools.lru_cache(maxsize=None)
 def grid_table(format):
-    """Return the patterns of a grid, each code plus kept_bias; kept, as kernels know its address."""
+    """Return the patterns of a grid, each code plus kept_bias; kept: kernels know its address."""
     return array("b", [code + kept_bias(format) for pattern in format.codes.patterns()
                        for code in array("b", pattern)])
 
@@ -10908,8 +10908,7 @@ class Team:
             try:
                 thread.start()
             except RuntimeError as error:   # a limit on processes; a subinterpreter
-                print(f"kshipra: going on with {i} of {n_threads} threads: {error}",
-                      file=sys.stderr)
+                warn(f"going on with {i} of {n_threads} threads: {error}")
                 break
             self.threads.append(thread)
         self.n_threads = len(self.threads) + 1
@@ -10995,7 +10994,8 @@ def _trial_tensor(fmt, n_out, n_in, rng):
     if fmt.sub_len is None:               # no byte has the bits of infinity
         data = data.translate(bytes(b if b & 0x7C != 0x7C else b ^ 0x40 for b in range(256)))
     else:
-        ds, ms = [[rng.uniform(-1, 1) for _ in range(n_bytes // fmt.block_bytes)] for _ in range(2)]
+        ds, ms = [[rng.uniform(-1, 1) for _ in range(n_bytes // fmt.block_bytes)]
+                  for _ in range(2)]
         data = fmt.with_scales(data, ds, ms)
     return Tensor("trial", fmt, (n_out, n_in), data)
 

@@ -130,7 +130,7 @@ def test_q8_0_clamps_only_what_its_scale_cannot_hold():
 
 @pytest.mark.parametrize("size", [-64, -1, 0, 1, 4, 7, 9, 12, 24, 48, 63, 65, 96, 100])
 def test_page_sizes_that_would_cut_a_chunk_are_refused(size):
-    with pytest.raises(KshipraError, match=f"page size {size} "):
+    with pytest.raises(KshipraError, match=f"page_size is {size};"):
         PagePool(LAYERS, 1, size)
 
 

@@ -65,13 +65,11 @@ def test_no_path_of_anyones_machine():
 
 
 def test_no_line_is_longer_than_99_columns():
-    """But those of the model in the file, where a line is 100 letters of base 85."""
+    """But those of packed data: so many letters of base 85 without a space."""
     for path in [FILE, FILE.parent / "bench.py", *sorted(FILE.parent.glob("tests/*.py"))]:
-        text, _, packed = path.read_text(encoding="utf-8").partition("\nDEMO_MODEL = ")
-        long = [f"{path.name}:{number}" for number, line in enumerate(text.split("\n"), 1)
-                if len(line) > 99]
-        long += [line for line in packed.split("\n") if len(line) > 99 and " " in line]
-        assert not long
+        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+            packed = re.fullmatch(r' *"?[!-~]{90,100}"?', line)
+            assert len(line) <= 99 or packed, f"{path.name}:{number}"
 
 
 def test_the_map_is_the_territory():

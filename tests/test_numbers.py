@@ -155,7 +155,7 @@ def grid_code(format, block, i):
         index = block[2 + 8 * group + eight % 4]
         even = integer(block, 6 + 8 * group, 4, 7 * (eight % 4), 7)
     elif name == "IQ2_XS":                      # uint16_t qs[32]
-        index, even = integer(block, 2 + 2 * eight, 2, 0, 9), integer(block, 2 + 2 * eight, 2, 9, 7)
+        index, even = (integer(block, 2 + 2 * eight, 2, *bits) for bits in ((0, 9), (9, 7)))
     elif name == "IQ2_S":                       # qs[32], signs[32], qh[8]
         index = block[2 + eight] | integer(block, 66 + group, 1, 2 * (eight % 4), 2) << 8
         signs = block[34 + eight]
