@@ -4824,6 +4824,8 @@ class Engine:
                 return self._step(rows, wanted)
 
     def _step(self, rows, wanted):
+        if self.ops is None:
+            raise KshipraError("the model is closed; load it again")
         wanted = list(range(len(rows)) if wanted is None else wanted)
         for i in wanted:
             if not 0 <= i < len(rows):
@@ -6999,8 +7001,9 @@ ENCODERS.update(avx2=X86, vnni=X86, avxvnni=X86)
 #
 # The one idea: the table below draws every word that we use just so, as 32 characters in which
 # digits are meant and a run of letters is a number (a capital: a signed one).  Beside it stands
-# the text, a format string of the same letters.  From the picture comes the function that makes the
-# word; the listing goes the other way, finds the picture that a word fits and fills in the text.
+# the text, a format string of the same letters.  From the picture comes the function that makes
+# the word; the listing goes the other way, finds the picture that a word fits and fills in the
+# text.
 #
 # NEON, the vector part, has 32 registers v0..v31 of 128 bits.  Two neighbours, an even one for the
 # low half and the next for the high half, make one of our vectors; most operations are one
@@ -11769,7 +11772,7 @@ class Model(Engine):
 
     def close(self) -> None:
         super().close()
-        self.tokenizer = None           # its vocabulary lies in the file
+        self.tokenizer = self.hparams = None    # the vocabulary lies in the file
 
     def logits(self, ids) -> list:
         """Return the logits after each of ids: list of array('f') (n_vocab,), one a position.
