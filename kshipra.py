@@ -5341,9 +5341,6 @@ class IntReg:
         self.k, self.id = k, k.n_regs
         k.n_regs += 1
 
-    def apply(self, verb, b, to=None):
-        return getattr(self.k, verb)(self, b, to=to)
-
     def __repr__(self): return f"i{self.id}"
 
 
@@ -5365,28 +5362,37 @@ class VecReg:
     f32 = property(lambda self: VecReg(self.k, "f32", self.id))
     i32 = property(lambda self: VecReg(self.k, "i32", self.id))
 
-    def apply(self, verb, b, to=None):
-        if verb in ("and_", "or_", "xor"):
-            return getattr(self.k, verb)(self, b, to=to)
-        method = getattr(self.k, f"{verb}_{self.lane}", None)
-        if method is None or (type(b) is VecReg and b.lane != self.lane):
-            raise TypeError(f"{verb} of {self.lane} and {getattr(b, 'lane', type(b).__name__)} "
-                            "is no operation; view the register as another lane, v.f32 or v.i32")
-        return method(self, b, to=to)
-
     def __repr__(self): return f"v{self.id}"
 
 
-def _operators(verb):
-    """Return the methods of a + b and of a += b, for the operation called `verb`."""
-    return lambda a, b: a.apply(verb, b), lambda a, b: a.apply(verb, b, to=a)
+def _int_operator(verb):
+    """Return the method (a, b, to=None) of IntReg for an operator."""
+    return lambda a, b, to=None: getattr(a.k, verb)(a, b, to=to)
+
+
+def _vec_operator(verb):
+    """Return the method of VecReg: for most operators, an operation on lanes of its kind."""
+    by_lane = verb not in ("and_", "or_", "xor")
+    names = {lane: f"{verb}_{lane}" if by_lane else verb for lane in ("f32", "i32", "i8")}
+
+    def method(a, b, to=None):
+        found = getattr(a.k, names[a.lane], None)
+        if found is None or (by_lane and type(b) is VecReg and b.lane != a.lane):
+            raise TypeError(f"{verb} of {a.lane} and {getattr(b, 'lane', type(b).__name__)} is no "
+                            "operation; view the register as another lane, v.f32 or v.i32")
+        return found(a, b, to=to)
+    return method
+
+
+def _in_place(method):
+    return lambda a, b: method(a, b, a)
 
 
 for _name, _verb in {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "and": "and_",
                      "or": "or_", "xor": "xor", "lshift": "shl", "rshift": "sar"}.items():
-    for _class in (IntReg, VecReg):
-        for _form, _method in zip((f"__{_name}__", f"__i{_name}__"), _operators(_verb)):
-            setattr(_class, _form, _method)
+    for _class, _method in ((IntReg, _int_operator(_verb)), (VecReg, _vec_operator(_verb))):
+        setattr(_class, f"__{_name}__", _method)
+        setattr(_class, f"__i{_name}__", _in_place(_method))
 
 
 # What an operation means is a Python function of the values of its operands.  An integer register
@@ -5626,8 +5632,9 @@ OPS = {op.name: op for op in itertools.starmap(Op, [
      "udiv.x 16 a b; msub.x d 16 b a"),
     ("iand_imm", "i=in", operator.and_, "and d a b", "_a64_and_imm"),
     ("ior_imm", "i=in", operator.or_, "or d a b", "_a64_or_imm"),
-    ("shl", "i=in64", lambda a, n: _i64(a << n), "mov d a; shl d b", "lsl.i d a 63-b -b&63"),
-    ("sar", "i=in64", operator.rshift, "mov d a; sar d b", "asr.i d a b"),
+    ("shl", "i=in64", lambda a, n: _i64(a << n),
+     {0: "mov d a", None: "mov d a; shl d b"}, "lsl.i d a 63-b -b&63"),
+    ("sar", "i=in64", operator.rshift, {0: "mov d a", None: "mov d a; sar d b"}, "asr.i d a b"),
     ("min", "i=ii", min, "mov rax a; cmp rax b; cmovg rax b; mov d rax",
      "cmp.x a b; csel.x d a b lt"),
     ("min_imm", "i=in", min, "mov rax b; cmp rax a; cmovg rax a; mov d rax",
@@ -5650,7 +5657,7 @@ OPS = {op.name: op for op in itertools.starmap(Op, [
     ("load_acquire", "i=id", _load_int(8, True), "mov.q d *", "_a64_load_acquire"),
     ("fetch_add", "i=iid", _fetch_add, "mov rax b; lock_xadd * rax; mov d rax",
      "sum.x 16 a c; ldaxr 17 16; add.x 17 17 b; stlxr 15 17 16; cbnz 15 -3; sub.x d 17 b"),
-    ("pause", "=", lambda: None, "pause", "isb"),       # `yield` does nothing on most arm64
+    ("pause", "=", lambda: None, "_x86_pause", "isb"),       # `yield` does nothing on most arm64
     ("prefetch", "=id", lambda base, disp: None, "prefetcht0 *", "_a64_prefetch"),
     ("prefetch_l2", "=id", lambda base, disp: None, "prefetcht1 *", "_a64_prefetch_l2"),
 
@@ -5957,11 +5964,17 @@ class Block:
 # operation; as plain `name` too, unless the class defines a method of that name (mov).  Where
 # there is an operation `name_imm`, `name` takes a register or an int, and appends either.
 
-def _within(operands, lowest, highest):
-    """Return whether all ints among operands, or in a tuple of them, are in that range."""
-    constants = [x for x in operands if type(x) is int] + [
-        x for order in operands if type(order) is tuple for x in order]
-    return all(lowest <= x <= highest for x in constants)
+def _check_constants(kernel, name, operands, lowest, highest):
+    """Refuse ints, or ints in a tuple, that are out of range, and words that do not compare."""
+    for x in operands:
+        kind = type(x)
+        if kind is int and not lowest <= x <= highest or (
+                kind is tuple and not all([lowest <= n <= highest for n in x])):
+            raise ValueError(f"kernel {kernel.name}: {name} takes constants {lowest} to {highest}, "
+                             f"got {operands}")
+        if kind is str and x not in COMPARE:
+            raise ValueError(f"kernel {kernel.name}: {name} takes comparisons "
+                             f"{' '.join(COMPARE)}, got {operands}")
 
 
 def _add_method(op):
@@ -5984,12 +5997,8 @@ def _add_method(op):
             operands += (0,)
         if tuple(map(type, operands)) not in accepts:
             raise TypeError(f"{name} takes {op.reads!r}, got {operands}")
-        if has_constants and not _within(operands, *constants):
-            raise ValueError(f"kernel {self.name}: {name} takes constants {constants[0]} to "
-                             f"{constants[1]}, got {operands}")
-        if has_constants and not all(x in COMPARE for x in operands if type(x) is str):
-            raise ValueError(f"kernel {self.name}: {name} takes comparisons {' '.join(COMPARE)}, "
-                             f"got {operands}")
+        if has_constants:
+            _check_constants(self, name, operands, *constants)
         if has_disp and not -2**31 <= operands[-1] < 2**31:
             raise ValueError(f"kernel {self.name}: {name} {operands} is {operands[-1]} bytes from "
                              "its register, but a displacement has 32 bits; add to the register")
@@ -6102,28 +6111,34 @@ def _lifetimes(kernel):
     open_loops = []                     # (start, end), outermost first
     for at, instruction in enumerate(kernel.instructions):
         op = OPS[instruction[0]]
-        name = op.verb
+        name = None if op.meaning else op.verb          # of the control flow
         if name in ("else", "endif", "endloop", "endwhile"):
             open_scopes.pop()
-        for position, x in enumerate(instruction):
-            if type(x) is not IntReg and type(x) is not VecReg:
-                continue
-            r = x.id
-            if first[r] is None:
-                first[r], scope[r] = at, open_scopes[-1]
-            if first[r] == at and (position != 1 or not op.sets or op.updates):
-                raise ValueError(f"kernel {kernel.name}, instruction {at}: {name} reads {x}, "
-                                 "which was not set before; set it first")
-            if scope[r] not in open_scopes:
-                raise ValueError(f"kernel {kernel.name}, instruction {at}: {name} names {x}, "
-                                 "first set in a block that has ended; set it before that block")
-            if last[r] < at:
-                last[r] = at
-            if open_loops and first[r] < open_loops[-1][0]:
-                for start, end in open_loops:
-                    if first[r] < start:
-                        last[r] = max(last[r], end)
-                        break
+        fresh = op.sets and not op.updates              # whether operand 1 is only set
+        for x in instruction[1:]:
+            kind = type(x)
+            if kind is IntReg or kind is VecReg:
+                r = x.id
+                since = first[r]
+                if since is None and fresh:
+                    first[r] = since = at
+                    scope[r] = open_scopes[-1]
+                elif since is None or since == at:
+                    raise ValueError(f"kernel {kernel.name}, instruction {at}: {op.verb} reads "
+                                     f"{x}, which was not set before; set it first")
+                elif scope[r] not in open_scopes:
+                    raise ValueError(f"kernel {kernel.name}, instruction {at}: {op.verb} names "
+                                     f"{x}, first set in a block that has ended; set it before "
+                                     "that block")
+                if last[r] < at:
+                    last[r] = at
+                if open_loops and since < open_loops[-1][0]:
+                    for start, end in open_loops:
+                        if since < start:
+                            if last[r] < end:
+                                last[r] = end
+                            break
+            fresh = False
         if name in ("if", "else", "loop", "while"):
             open_scopes.append(n_scopes)
             n_scopes += 1
@@ -6167,9 +6182,10 @@ def allocate(kernel, encoder):
             real[r], kind_of[r] = parameter, IntReg
             free[IntReg].remove(parameter)
             used[IntReg].add(parameter)
+    recipes = {name: encoder.recipes[name] for name in {line[0] for line in kernel.instructions}}
     bound = []
     for at, instruction in enumerate(kernel.instructions):
-        function, n_temps = encoder.recipes[instruction[0]]
+        function, n_temps = recipes[instruction[0]]
         temps = ()
         if n_temps:
             if len(free[VecReg]) < n_temps:
@@ -6541,6 +6557,12 @@ def _vex(name, reg, vvvv, rm):
                   (r_vvvv & 0x78) | w_l_pp, opcode))
 
 
+@functools.lru_cache(maxsize=None)
+def _vex_registers(name, reg, vvvv, rm):
+    """Return a whole vector instruction on registers."""
+    return _vex(name, reg, vvvv, rm) + bytes((0xC0 | ((reg & 7) << 3) | (rm & 7),))
+
+
 def _mod_rm(reg, base, disp, unit=1):
     """Return the bytes mod reg r/m and what follows, for the memory at base + disp.
 
@@ -6610,8 +6632,7 @@ class X86(Encoder):
 
     def vvv(self, name, reg, vvvv, rm, imm=None):
         """A vector instruction on registers."""
-        self.code += _vex(name, reg, vvvv, rm)
-        self.code.append(0xC0 | ((reg & 7) << 3) | (rm & 7))
+        self.code += _vex_registers(name, reg, vvvv, rm)
         if imm is not None:
             self.code.append(imm)
 
@@ -6829,14 +6850,12 @@ class X86(Encoder):
         fixed, steps = [], []                           # values that it is not given
         for instruction in text.split(";"):
             name, *tokens = instruction.split()
-            i = index.get(tokens[-1], 0) - op.sets if tokens else -1
+            i = index.get(tokens[-1], 0) - op.sets
             is_imm = 0 <= i < len(op.reads) and op.reads[i] == "n"
             if name == "mov":
                 emitter, args = "mov_imm" if is_imm else "mov", tokens
             elif name in ("add", "sub", "imul", "and", "or"):
                 emitter, args = "arith_imm" if is_imm else "arith", [name, *tokens]
-            elif name in _RAW:
-                emitter, args = "raw", [name]
             else:
                 vector = name in _VEX_ROWS
                 pattern = (_VEX_ROWS if vector else _REX_ROWS)[name][-1]
@@ -6858,13 +6877,14 @@ class X86(Encoder):
                     index[x] = len(names) + len(fixed)
                     fixed.append(int(x) if x.isdigit() else cls.FIXED.get(x, x))
                 picks.append(index[x])
-            steps.append((emitter, tuple(picks)))
-        fixed = tuple(fixed)
+            steps.append((emitter, operator.itemgetter(*picks)))
+        fixed, ((first, pick_first), *more) = tuple(fixed), steps
 
         def function(asm, *operands):
             values = operands + fixed
-            for emitter, picks in steps:
-                getattr(asm, emitter)(*[values[i] for i in picks])
+            getattr(asm, first)(*pick_first(values))
+            for emitter, pick in more:
+                getattr(asm, emitter)(*pick(values))
         return function, n_temps
 
 
@@ -6918,6 +6938,10 @@ def _x86_const(asm, d, data):
         asm.vvc("vbroadcasti128", d, 0, data[:16])
     else:
         asm.vvc("vmovdqu", d, 0, data)
+
+
+def _x86_pause(asm):
+    asm.raw("pause")
 
 
 def _x86_vmov(asm, d, a):
