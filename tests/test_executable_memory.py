@@ -9,8 +9,8 @@ from array import array
 import pytest
 
 import kshipra
-from calling import ABI, ISAS, native
-from kshipra import build
+from calling import ABI, ISAS, checked, from_sysv, native, placed, to_sysv
+from kshipra import RAX, RBX, RSI, RSP, X86, build
 
 def emit_answer(k):
     k.store_i64(k.args("out"), k.imm(42))
@@ -172,3 +172,65 @@ def test_foreign_functions_get_their_types_in_one_place():
             assert "_foreign(" in line or re.match(r" +(libc|dll) = ", line) \
                 or "CDLL(\"libgcc_s" in line, line
         assert not re.search(r"\b(libc|dll)\.\w", line), line
+
+
+# Code for Windows, run on a system of the other calling convention.
+
+windows = pytest.mark.skipif(ABI != "sysv" or not ISAS, reason="a system that calls as sysv does")
+
+
+def report_of(code):
+    """Return what `checked` says of a win64 function."""
+    report = array("q", [0, 0])
+    inner = placed(code)
+    outer = placed(checked(inner.addresses[0], report.buffer_info()[0]))
+    placed(from_sysv(outer.addresses[0])).function(0)(0, 0, None)
+    assert report[1] == 1
+    return report[0]
+
+
+@windows
+@pytest.mark.parametrize("fault", ["none", "rbx", "rsi", "xmm6", "xmm15", "stack"])
+def test_a_function_that_breaks_the_convention_of_windows_is_noticed(fault):
+    asm = X86("avx2", "win64")
+    asm.begin((), (), False)
+    if fault in ("rbx", "rsi"):
+        asm.mov_imm(RBX if fault == "rbx" else RSI, 1)
+    elif fault.startswith("xmm"):
+        v = int(fault[3:])
+        asm.vvv("vpxor", v, v, v)
+    asm.rm("mov.mq", RAX, RSP, 40 if fault == "stack" else 32)      # the last 8 bytes are ours
+    assert (report_of(asm.finish()) == 0) == (fault == "none")
+
+
+@windows
+@pytest.mark.parametrize("isa", sorted({*ISAS[:1], *ISAS[-1:]}))
+def test_windows_code_gives_the_same_generation(monkeypatch, isa):
+    """Every kernel of a greedy generation and of its trials is win64 code, called by another or
+    by the host through code that checks what Windows asks of it: same logits, same tokens."""
+    monkeypatch.setenv("KSHIPRA_ISA", isa)
+
+    def generation():
+        model = kshipra.load(device="native", threads=2)
+        ids = model.tokenizer.encode("Once upon a time there was a little girl")
+        found = [row.tobytes() for row in model.logits(ids)]
+        return found, list(model.generate_ids(ids, max_tokens=24, temperature=0)), model.ops.name
+
+    expected, report, outer = generation(), array("q", [0, 0]), {}
+
+    def compile_for_windows(kernels, isa):
+        inner = placed(*[kshipra.encode(kernel, isa, "win64") for kernel in kernels])
+        where = report.buffer_info()[0]
+        return placed(*[checked(target, where) for target in inner.addresses]), None
+
+    def call_windows(target, prototype=kshipra.KERNEL_FUNCTION):
+        if target not in outer:
+            outer[target] = placed(from_sysv(target)).addresses[0]
+        return prototype(outer[target])
+
+    give_way = placed(to_sysv(kshipra.system_yield())).addresses[0]
+    monkeypatch.setattr(kshipra, "compile_kernels", compile_for_windows)
+    monkeypatch.setattr(kshipra, "KERNEL_FUNCTION", call_windows)
+    monkeypatch.setattr(kshipra, "system_yield", lambda: give_way)
+    assert generation() == expected and expected[2] == "native"
+    assert report[0] == 0 and report[1] > 1000, "what was changed, and the number of calls"
