@@ -79,7 +79,7 @@ import zlib
 from array import array
 from collections import Counter
 from itertools import chain, repeat
-from operator import add, mul, neg, sub
+from operator import add, mul, neg, sub, truediv
 from typing import NamedTuple
 
 __all__ = ["FORMATS", "GGUF", "HFDirectory", "KshipraError", "Safetensors", "Tensor", "load",
@@ -179,11 +179,7 @@ def _decode_f32(data):
     return array("f", bytes(data))
 
 
-def _write_f32(floats):
-    return floats.tobytes()
-
-
-def _write_bf16(floats):
+def _encode_bf16(format, floats, importance):
     """Return finite floats as bf16, rounded half to even.
 
     Adding 0x7fff, and one more where the kept half is odd, carries into the kept half
@@ -255,6 +251,27 @@ class _Field:
             out = out.translate(array("b", self.book).tobytes().ljust(256, b"\0"))
         return array("b", out.translate(_minus(self.bias)) if self.bias else out)
 
+    def write(self, data, block_bytes, integers):
+        """Put the integers of every block, as they are stored, into `data`, where zeros are."""
+        n_blocks = len(data) // block_bytes
+        per_block = len(integers) // n_blocks
+        columns = {}                            # (at, n): what n bytes of each block get
+        for runs, place in ((self.low, 0), (self.high, self.place)):
+            first = 0
+            for at, n, shift, width in runs:
+                moved = integers.translate(_bits(place, width, shift))
+                column = b"".join([moved[i:i + n] for i in range(first, len(moved), per_block)])
+                columns[at, n] = _or(columns[at, n], column) if (at, n) in columns else column
+                first += n
+        if self.spread:                         # eight to a byte, lowest bit first
+            columns[self.spread] = functools.reduce(
+                _or, [integers[i::8].translate(_bits(4, 1, i)) for i in range(8)])
+        taken = any(data)                       # perhaps some of the same bytes
+        for (at, n), column in columns.items():
+            for i in range(n_blocks):
+                piece, start = column[i * n:i * n + n], i * block_bytes + at
+                data[start:start + n] = _or(piece, data[start:start + n]) if taken else piece
+
 
 def _read_f16(data, block_bytes, at):
     """Return the f16 at byte `at` of every block."""
@@ -286,18 +303,18 @@ class Format:
     d: what d is: "f16", "e8m0", a power of two; or where the bits of an f16 stand, a _BitField
     codes, scales, mins: fields, see _Field.  Without scales, d is that of all sub-blocks, and
     likewise the minimum; with them, sub-block s has the scale unit * d * scales[s].
-    floats: how plain floats are read; write: how an encoder fills blocks.
+    floats: how plain floats are read.
     supported: whether kshipra reads it; if not, the row serves to list a file's tensors.
     """
 
     def __init__(self, name, type_id, block_len, block_bytes, sub_len=None, d_off=None,
                  m_off=None, codes=None, scales=None, mins=None, unit=1.0, d="f16",
-                 floats=None, write=None):
+                 floats=None):
         self.name, self.type_id = name, type_id
         self.block_len, self.block_bytes, self.sub_len = block_len, block_bytes, sub_len
         self.d_off, self.m_off = d_off, m_off
         self.codes, self.scales, self.mins, self.unit = codes, scales, mins, unit
-        self.d, self._floats, self._write = d, floats, write
+        self.d, self._floats = d, floats
         self.supported = bool(floats or codes)
         if codes:                               # what the kernels of chapter 14 rely on
             assert sub_len in (16, 32) and block_len % 32 == 0, "one scale of activations for each"
@@ -366,6 +383,14 @@ class Format:
             return [math.ldexp(0.5, e - 127) for e in data[self.d_off::self.block_bytes]]
         return f16_to_f32(array("H", self.d.read(data, self.block_bytes)).tobytes())
 
+    def pack(self, codes, ds, ms=(), scales=None, mins=None):
+        """Return blocks of these integers, bytes as they are stored: before bias and book."""
+        data = bytearray(self.n_bytes(len(codes)))
+        for field, integers in ((self.codes, codes), (self.scales, scales), (self.mins, mins)):
+            if field:
+                field.write(data, self.block_bytes, integers)
+        return self.with_scales(data, ds, ms)
+
     def with_scales(self, data, ds, ms):
         """Return the blocks in `data` with the scales ds and minimums ms, one a block, instead of
         their own; a format without minimums takes none of ms, E8M0 the next power of two."""
@@ -376,7 +401,7 @@ class Format:
         elif self.d == "f16":
             columns.append((self.d_off, _f16s(ds)))
         else:
-            data = bytearray(self.d.write(data, size, array("H", _f16s(ds))))
+            self.d.write(data, size, array("H", _f16s(ds)))
         for at, pairs in columns:
             data[at::size], data[at + 1::size] = pairs[0::2], pairs[1::2]
         return bytes(data)
@@ -392,11 +417,15 @@ class Format:
         for start in range(0, len(view), step):
             yield bytes(view[start:start + step])
 
-    def encode(self, floats) -> bytes:
-        """Return finite floats, whole blocks of them, in this format."""
-        if self._write is None:
+    def encode(self, floats, importance=None) -> bytes:
+        """Return finite floats, whole blocks of them, in this format.
+
+        importance: how much the error of each counts, as long as floats; a format whose
+        encoder does not search takes no notice
+        """
+        if self.name not in _ENCODERS:
             raise KshipraError(f"kshipra does not write {self.name}; it writes "
-                               + " ".join(f.name for f in FORMATS.values() if f._write))
+                               + " ".join(_ENCODERS))
         if not (isinstance(floats, array) and floats.typecode == "f"):
             floats = array("f", floats)
         if len(floats) % self.block_len:
@@ -410,116 +439,13 @@ class Format:
                 raise KshipraError(f"weight {start + at} is {part[at]}; {self.name} is written "
                                    "from finite numbers only")
             try:
-                out.append(self._write(part))
+                out.append(_ENCODERS[self.name](self, part, importance and importance[
+                    start:start + _PART_LEN]))
             except OverflowError:
                 peak = max(map(abs, part))
                 raise KshipraError(f"weights up to {peak:g} are beyond the range of {self.name}; "
                                    "take BF16 or F32") from None
         return b"".join(out)
-
-
-# The encoders follow ggml's step for step, roundings included, so the bytes are the same.
-# Each array("f", ...) below is one f32 rounding of ggml's.
-
-
-def _blocks(floats):
-    return zip(*[iter(floats)] * 32)
-
-
-def _inverse(d):
-    """Return 1/d, which an encoder multiplies by; 0 where a block is all zero (or all but).
-
-    A d so small that 1/d is infinite in f32 is 0 in f16, and then any code will do.
-    """
-    return 1 / d if d and abs(1 / d) <= F32_MAX else 0.0
-
-
-def _scaled(floats, ds):
-    """Return every x * (1/d) with its block's d."""
-    inverses = array("f", map(_inverse, ds))
-    return array("f", map(mul, floats, _each(inverses, 32)))
-
-
-def _peak(block):
-    """Return the number of largest magnitude, the first of them where signs differ."""
-    high, low = max(block), min(block)
-    return high if high > -low else low if high < -low else max(block, key=abs)
-
-
-def _round_down(floats, limit):
-    """Return floats, none negative, as bytes: the integer part, or `limit` if that is less."""
-    return bytes(map(int, floats)).translate(bytes(min(b, limit) for b in range(256)))
-
-
-def _around_zero(floats, top):
-    """Return (ds, codes) of codes 0..2*top-1 that stand for -top..top-1.
-
-    The weight of largest magnitude gets code 0, that is -top, exactly: d takes its sign.
-    """
-    ds = array("f", [_peak(block) / -top for block in _blocks(floats)])
-    shifted = array("f", map(add, _scaled(floats, ds), repeat(top + 0.5)))
-    return ds, _round_down(shifted, 2 * top - 1)
-
-
-def _above_minimum(floats, top):
-    """Return (ds, ms, codes) of codes 0..top that count up from the minimum m."""
-    ms = array("f", map(min, _blocks(floats)))
-    spans = array("f", map(sub, map(max, _blocks(floats)), ms))
-    if not _all_finite(spans):
-        raise OverflowError
-    ds = array("f", [span / top for span in spans])
-    above = array("f", map(sub, floats, _each(ms, 32)))
-    shifted = array("f", map(add, _scaled(above, ds), repeat(0.5)))
-    return ds, ms, _round_down(shifted, top)
-
-
-def _nibbles(codes):
-    """Return blocks of 32 codes as 16 bytes: code i in the low half of byte i, code i + 16 in
-    the high half."""
-    starts = range(0, len(codes), 32)
-    low = b"".join([codes[start:start + 16] for start in starts])
-    high = b"".join([codes[start + 16:start + 32] for start in starts])
-    return _or(low.translate(_bits(0, 4, 0)), high.translate(_bits(0, 4, 4)))
-
-
-def _fifth_bits(codes):
-    """Return bit 4 of every code, eight to a byte, lowest bit first."""
-    columns = [codes[i::8].translate(_bits(4, 1, i)) for i in range(8)]
-    return functools.reduce(_or, columns)
-
-
-def _interleave(n_blocks, *columns):
-    """Return blocks made of a piece of each column, in order."""
-    sizes = [len(column) // n_blocks for column in columns]
-    return b"".join([column[i * size:(i + 1) * size]
-                     for i in range(n_blocks) for column, size in zip(columns, sizes)])
-
-
-def _write_q4_0(floats):
-    ds, codes = _around_zero(floats, 8)
-    return _interleave(len(ds), _f16s(ds), _nibbles(codes))
-
-
-def _write_q4_1(floats):
-    ds, ms, codes = _above_minimum(floats, 15)
-    return _interleave(len(ds), _f16s(ds), _f16s(ms), _nibbles(codes))
-
-
-def _write_q5_0(floats):
-    ds, codes = _around_zero(floats, 16)
-    return _interleave(len(ds), _f16s(ds), _fifth_bits(codes), _nibbles(codes))
-
-
-def _write_q5_1(floats):
-    ds, ms, codes = _above_minimum(floats, 31)
-    return _interleave(len(ds), _f16s(ds), _f16s(ms), _fifth_bits(codes), _nibbles(codes))
-
-
-def _write_q8_0(floats):
-    ds = array("f", [abs(_peak(block)) / 127 for block in _blocks(floats)])
-    scaled = _scaled(floats, ds)
-    codes = array("b", map(int, map(add, scaled, map(math.copysign, repeat(0.5), scaled))))
-    return _interleave(len(ds), _f16s(ds), codes.tobytes())   # int: rounded half away from zero
 
 
 # The block formats, drawn: what stands above a box is the byte where it begins.
@@ -562,18 +488,18 @@ _K_SCALES = _Field(low=[(4, 4, 0, 6), (12, 4, 0, 4)], high=[(4, 4, 0, 0), (4, 4,
 _K_MINS = _Field(low=[(8, 4, 0, 6), (12, 4, 4, 4)], high=[(8, 4, 0, 0), (8, 4, 6, 2)], place=4)
 
 FORMATS = {row.name: row for row in (
-    Format("F32", 0, 1, 4, floats=_decode_f32, write=_write_f32),
-    Format("F16", 1, 1, 2, floats=f16_to_f32, write=_f16s),
-    Format("BF16", 30, 1, 2, floats=bf16_to_f32, write=_write_bf16),
-    Format("Q4_0", 2, 32, 18, sub_len=32, d_off=0, write=_write_q4_0,
+    Format("F32", 0, 1, 4, floats=_decode_f32),
+    Format("F16", 1, 1, 2, floats=f16_to_f32),
+    Format("BF16", 30, 1, 2, floats=bf16_to_f32),
+    Format("Q4_0", 2, 32, 18, sub_len=32, d_off=0,
            codes=_Field([(2, 16, 0, 4), (2, 16, 4, 4)], bias=8)),
-    Format("Q4_1", 3, 32, 20, sub_len=32, d_off=0, m_off=2, write=_write_q4_1,
+    Format("Q4_1", 3, 32, 20, sub_len=32, d_off=0, m_off=2,
            codes=_Field([(4, 16, 0, 4), (4, 16, 4, 4)])),
-    Format("Q5_0", 6, 32, 22, sub_len=32, d_off=0, write=_write_q5_0,
+    Format("Q5_0", 6, 32, 22, sub_len=32, d_off=0,
            codes=_Field([(6, 16, 0, 4), (6, 16, 4, 4)], spread=(2, 4), bias=16)),
-    Format("Q5_1", 7, 32, 24, sub_len=32, d_off=0, m_off=2, write=_write_q5_1,
+    Format("Q5_1", 7, 32, 24, sub_len=32, d_off=0, m_off=2,
            codes=_Field([(8, 16, 0, 4), (8, 16, 4, 4)], spread=(4, 4))),
-    Format("Q8_0", 8, 32, 34, sub_len=32, d_off=0, write=_write_q8_0,
+    Format("Q8_0", 8, 32, 34, sub_len=32, d_off=0,
            codes=_Field([(2, 32, 0, 8)])),
     Format("Q2_K", 10, 256, 84, sub_len=16, d_off=80, m_off=82,
            codes=_Field([(at, 32, shift, 2) for at in (16, 48) for shift in (0, 2, 4, 6)]),
@@ -734,19 +660,17 @@ class _BitField:
 
 
     def write(self, data, block_bytes, integers):
-        """Return the blocks in `data` with these integers instead, as `read` returns them."""
-        out, integers = [], iter(integers)
+        """Put the integers of every block, as they are stored, into `data`."""
+        integers = iter(integers)
         for start in range(0, len(data), block_bytes):
             block = int.from_bytes(data[start:start + block_bytes], "little")
             for parts in zip(*[[(width, bit) for bit in bits] for width, bits in self.parts]):
                 v = next(integers)
-                v = v >> 1 if self.odd else v + self.bias
                 for width, bit in parts:
                     mask = (1 << width) - 1
                     block = block & ~(mask << bit) | (v & mask) << bit
                     v >>= width
-            out.append(block.to_bytes(block_bytes, "little"))
-        return b"".join(out)
+            data[start:start + block_bytes] = block.to_bytes(block_bytes, "little")
 
 
 # Eight signs as eight bytes of 0 and 1, from a byte; and from seven bits, the eighth being even.
@@ -807,6 +731,17 @@ class _Trits:
                         for column, start, end in parts])
         return array("b", out.translate(_minus(1)))
 
+    def write(self, data, block_bytes, integers):
+        """Put the digits 0, 1, 2 of every block into `data`: as a fraction, rounded up."""
+        integers = iter(integers)
+        for start in range(0, len(data), block_bytes):
+            for at, n, digits in self.runs:
+                numbers = [0] * n
+                for i in range(digits):
+                    numbers = [3 * number + next(integers) for number in numbers]
+                data[start + at:start + at + n] = bytes(
+                    [(number * 3 ** (5 - digits) * 256 + 242) // 243 for number in numbers])
+
 
 FORMATS.update((row.name, row) for row in (
     Format("IQ4_NL", 20, 32, 18, sub_len=32, d_off=0,
@@ -852,6 +787,357 @@ FORMATS.update((row.name, row) for row in (
            scales=_BitField((3, 384, (4, 16), (4, 3)), odd=True)),
 ))
 FORMAT_BY_ID = {row.type_id: row for row in FORMATS.values()}
+
+# ---- Encoders.  Reading a format is one formula; writing it is a search for the scale and the
+# minimum that lose least.  The simple formats take the largest weight (or the smallest and the
+# largest) as it is.  The k-quants try a range of scales about that one, give each the codes that
+# suit it, and ask which loses least: the scale for given codes is a matter of least squares.
+# The searches are ggml's, step by step, in f32: each _f32s below is one rounding.  They work on
+# all sub-blocks at once: column i has the weight i of every sub-block.  So loops run inside map,
+# and a kernel can do the same with a sub-block in each lane.
+#
+# An encoder is a function (format, floats, importance) -> bytes.  importance: how much the error
+# of each weight counts, or None; only the searches look at it.
+# Source: ggml-quants.c, quantize_row_*_ref, make_qx_quants, make_qkx2_quants, make_q3_quants,
+# quantize_row_iq4_nl_impl.
+
+_NOTHING = 1e-15                                # weights that span less are all one number
+
+
+def _f32s(op, *columns):
+    """Return op of the columns' elements, each rounded to f32."""
+    return array("f", map(op, *columns))
+
+
+def _columns(values, n):
+    """Return column i, every n-th value from i on, for each i < n."""
+    return [values[i::n] for i in range(n)]
+
+
+def _rows(columns):
+    """Return the values of which these are the columns, as bytes."""
+    out = bytearray(len(columns) * len(columns[0]))
+    for i, column in enumerate(columns):
+        out[i::len(columns)] = bytes([int(v) & 255 for v in column])
+    return bytes(out)
+
+
+def _total(columns):
+    """Return the sum of columns, added in order."""
+    return functools.reduce(lambda a, b: _f32s(add, a, b), columns)
+
+
+def _inner(*columns):
+    """Return the sum of products of the first elements, the second and so on."""
+    return _total([functools.reduce(lambda a, b: _f32s(mul, a, b), each) for each in zip(*columns)])
+
+
+def _nearest(values, low, high):
+    """Return the integers nearest to values, even on a tie, but low at least and high at most.
+
+    At 1.5 * 2**23 an f32 has no bits left for fractions: adding that rounds.
+    """
+    shifted = array("f", [(low if v < low else high if v > high else v) + 12582912.0
+                          for v in values])
+    return array("f", [v - 12582912.0 for v in shifted])
+
+
+def _blocks(floats, n=32):
+    return zip(*[iter(floats)] * n)
+
+
+def _inverse(d):
+    """Return 1/d, which an encoder multiplies by; 0 where a block is all zero (or all but).
+
+    A d so small that 1/d is infinite in f32 is 0 in f16, and then any code will do.
+    """
+    return 1 / d if d and abs(1 / d) <= F32_MAX else 0.0
+
+
+def _scaled(floats, ds, n=32):
+    """Return every x * (1/d) with its block's d."""
+    inverses = array("f", map(_inverse, ds))
+    return _f32s(mul, floats, _each(inverses, n))
+
+
+def _peak(block):
+    """Return the number of largest magnitude, the first of them where signs differ."""
+    high, low = max(block), min(block)
+    return high if high > -low else low if high < -low else max(block, key=abs)
+
+
+def _round_down(floats, limit):
+    """Return floats, none negative, as bytes: the integer part, or `limit` if that is less."""
+    return bytes(map(int, floats)).translate(bytes(min(b, limit) for b in range(256)))
+
+
+def _round_away(floats):
+    """Return the nearest integers, on a tie the one farther from zero."""
+    return map(int, map(add, floats, map(math.copysign, repeat(0.5), floats)))
+
+
+def _encode_around_zero(format, floats, importance):
+    """Q4_0, Q5_0: the weight of largest magnitude gets code 0, and d its sign."""
+    top = format.codes.bias
+    ds = array("f", [_peak(block) / -top for block in _blocks(floats)])
+    shifted = _f32s(add, _scaled(floats, ds), repeat(top + 0.5))
+    return format.pack(_round_down(shifted, 2 * top - 1), ds)
+
+
+def _encode_above_minimum(format, floats, importance):
+    """Q4_1, Q5_1: codes count up from the minimum."""
+    top = 31 if format.codes.spread else 15
+    ms = _f32s(min, *_columns(floats, 32))
+    spans = _f32s(sub, map(max, _blocks(floats)), ms)
+    if not _all_finite(spans):
+        raise OverflowError
+    ds = array("f", [span / top for span in spans])
+    shifted = _f32s(add, _scaled(_f32s(sub, floats, _each(ms, 32)), ds), repeat(0.5))
+    return format.pack(_round_down(shifted, top), ds, ms)
+
+
+def _encode_q8_0(format, floats, importance):
+    ds = array("f", [abs(_peak(block)) / 127 for block in _blocks(floats)])
+    return format.pack(array("b", _round_away(_scaled(floats, ds))).tobytes(), ds)
+
+
+def _encode_ternary(format, floats, importance):
+    """TQ1_0, TQ2_0: for weights that are -d, 0 and d already."""
+    ds = array("f", [abs(_peak(block)) for block in _blocks(floats, 256)])
+    return format.pack(bytes([v + 1 for v in _round_away(_scaled(floats, ds, 256))]), ds)
+
+
+def _encode_mxfp4(format, floats, importance):
+    """The power of two that brings the largest magnitude to 4 and over; above 6 is cut."""
+    book = _E2M1_BOOK[:8]
+    limits = [(a + b) / 2 for a, b in zip(book, book[1:])]
+    ds, codes = [], bytearray()
+    for block in _blocks(floats):
+        peak = abs(_peak(block))
+        d = math.ldexp(0.5, max(math.frexp(peak)[1] - 3, -127) if peak else -127)
+        ds.append(d)
+        for x in block:
+            code = bisect.bisect_left(limits, abs(x) / d)       # the smaller one on a tie
+            codes.append(code + 8 if x < 0 and code else code)
+    return format.pack(bytes(codes), ds)
+
+
+def _weights(format, floats, importance, plain):
+    """Return how much the error of each weight counts; plain: the answer if importance is None.
+
+    Larger numbers could overflow in a search, and no scale in f16 is enough for them.
+    """
+    if max(max(floats), -min(floats)) > 2.0 ** 28:
+        raise OverflowError
+    if importance is None:
+        return plain
+    squares, n = _f32s(mul, floats, floats), format.block_len
+    means = [2 * total / n for total in _total(_columns(squares, n))]
+    return _f32s(mul, importance, map(math.sqrt, map(add, squares, _each(means, n))))
+
+
+def _search_minimum(x, w, top, tries, magnitude):
+    """Return (scales, minimums) such that scale * code + minimum, of codes 0..top, is near x.
+
+    x, w: columns   minimums: 0 at most   magnitude: whether an error counts as it is, not squared
+    Each try spreads the codes a little wider or narrower than the weights reach, then takes the
+    scale and minimum that suit these codes best.
+    """
+    lows, highs = array("f", [min(v, 0.0) for v in map(min, *x)]), array("f", map(max, *x))
+    live = [high - low >= _NOTHING for low, high in zip(lows, highs)]
+    sum_w, sum_x = _total(w), _inner(w, x)
+
+    def spread(numerator):
+        """Return the codes that a scale of span / numerator gives."""
+        inverses = array("f", [numerator / (high - low) if ok else 0.0
+                               for low, high, ok in zip(lows, highs, live)])
+        return [_nearest(_f32s(mul, inverses, _f32s(sub, column, lows)), 0.0, top)
+                for column in x]
+
+    def loss(codes, scales, lows):
+        errors = [_f32s(sub, _f32s(add, _f32s(mul, scales, c), lows), column)
+                  for c, column in zip(codes, x)]
+        if magnitude:
+            return _inner(w, [_f32s(abs, e) for e in errors])
+        return _inner(w, [_f32s(mul, e, e) for e in errors])
+
+    scales = array("f", [(high - low) / top if ok else 0.0
+                         for low, high, ok in zip(lows, highs, live)])
+    best = loss(spread(top), scales, lows)
+    for numerator in tries:
+        codes = spread(numerator)
+        sum_c, sum_cc, sum_cx = _inner(w, codes), _inner(w, codes, codes), _inner(w, codes, x)
+        determinant = _f32s(sub, _f32s(mul, sum_w, sum_cc), _f32s(mul, sum_c, sum_c))
+        ok = [a and b > 0 for a, b in zip(live, determinant)]
+        divisor = [b if a else 1.0 for a, b in zip(ok, determinant)]
+        new = _f32s(truediv, _f32s(sub, _f32s(mul, sum_w, sum_cx), _f32s(mul, sum_x, sum_c)),
+                    divisor)
+        new_lows = _f32s(truediv, _f32s(sub, _f32s(mul, sum_cc, sum_x), _f32s(mul, sum_c, sum_cx)),
+                         divisor)
+        for i, low in enumerate(new_lows):
+            if low > 0 and ok[i]:
+                new[i], new_lows[i] = sum_cx[i] / sum_cc[i], 0.0
+        cost = loss(codes, new, new_lows)
+        for i, (a, b) in enumerate(zip(cost, best)):
+            if ok[i] and a < b:
+                best[i], scales[i], lows[i] = a, new[i], new_lows[i]
+    return scales, lows
+
+
+def _search_scale(x, w, tries, nearest):
+    """Return scales such that scale * code is near x.
+
+    x, w: columns   nearest: function of a column that returns codes
+    tries: which code the weight of largest magnitude might have; the first is taken, another
+    if it is better
+    """
+    peaks = array("f", map(_peak, zip(*x)))
+    live = [abs(peak) >= _NOTHING for peak in peaks]
+    wx, best, scales = [_f32s(mul, a, b) for a, b in zip(w, x)], None, None
+    for code in tries:
+        inverses = array("f", [code / peak if ok else 0.0 for peak, ok in zip(peaks, live)])
+        codes = [nearest(_f32s(mul, inverses, column)) for column in x]
+        sum_cx, sum_cc = _inner(wx, codes), _inner(w, codes, codes)
+        new = array("f", [a / b if b > 0 else 0.0 for a, b in zip(sum_cx, sum_cc)])
+        if best is None:
+            scales, best = new, _f32s(mul, new, sum_cx)
+            continue
+        better = zip(_f32s(mul, sum_cx, sum_cx), _f32s(mul, best, sum_cc))
+        for i, (a, b) in enumerate(better):
+            if sum_cc[i] > 0 and a > b:
+                scales[i] = new[i]
+                best[i] = new[i] * sum_cx[i]
+    return scales
+
+
+def _search_q3(x, w):
+    """Return scales as _search_scale does, for codes -4..3.
+
+    From the plain codes on, one weight after the other takes the code that suits it best, the
+    other codes being what they are, in five rounds.
+    """
+    peaks = array("f", map(_peak, zip(*x)))
+    inverses = array("f", [-4 / peak if abs(peak) >= _NOTHING else 0.0 for peak in peaks])
+    codes = [_nearest(_f32s(mul, inverses, column), -4.0, 3.0) for column in x]
+    wx = [_f32s(mul, a, b) for a, b in zip(w, x)]
+    sum_cx, sum_cc = _inner(wx, codes), _inner(w, codes, codes)
+    for _ in range(5):
+        for column, w_column, wx_column, code in zip(x, w, wx, codes):
+            rest_cx = _f32s(sub, sum_cx, _f32s(mul, wx_column, code))
+            rest_cc = _f32s(sub, sum_cc, _f32s(mul, _f32s(mul, w_column, code), code))
+            ok = [a > 0 for a in rest_cx]
+            new = _f32s(truediv, _f32s(mul, column, rest_cc),
+                        [a if b else math.inf for a, b in zip(rest_cx, ok)])
+            new = _nearest(new, -4.0, 3.0)
+            cx = _f32s(add, rest_cx, _f32s(mul, wx_column, new))
+            cc = _f32s(add, rest_cc, _f32s(mul, _f32s(mul, w_column, new), new))
+            gain = zip(_f32s(mul, _f32s(mul, cx, cx), sum_cc),
+                       _f32s(mul, _f32s(mul, sum_cx, sum_cx), cc))
+            for i, (a, b) in enumerate(gain):
+                if ok[i] and cc[i] > 0 and a > b:
+                    code[i], sum_cx[i], sum_cc[i] = new[i], cx[i], cc[i]
+    return array("f", [a / b if b > 0 else 0.0 for a, b in zip(sum_cx, sum_cc)])
+
+
+def _second_level(values, n, peaks, top, lowest, highest):
+    """Return (integers, ds): values near integer * d, with one d for every n of them.
+
+    peaks: the values, one for every n, that get the integer `top`
+    """
+    peaks = list(peaks)
+    inverses = array("f", [top / peak if abs(peak) >= _NOTHING else 0.0 for peak in peaks])
+    ds = f16_to_f32(_f16s([peak / top if inverse else 0.0
+                           for peak, inverse in zip(peaks, inverses)]))
+    return _nearest(_f32s(mul, _each(inverses, n), values), lowest, highest), ds
+
+
+def _encode_k_minimum(top, tries, limit, magnitude, format, floats, importance):
+    """Q2_K, Q4_K, Q5_K.   limit: the scales' and minimums' integers are 0..limit"""
+    sub_len, n = format.sub_len, format.block_len // format.sub_len
+    x, plain = _columns(floats, sub_len), _f32s(abs, floats)
+    if not magnitude:
+        means = array("f", [math.sqrt(v / sub_len) for v in _inner(x, x)])
+        plain = _f32s(add, _each(means, sub_len), plain)
+    w = _columns(_weights(format, floats, importance, plain), sub_len)
+    scales, lows = _search_minimum(x, w, top, tries, magnitude)
+    (scales, ds), (mins, ms) = [
+        _second_level(v, n, map(max, repeat(0.0), *_columns(v, n)), limit, 0, limit)
+        for v in (scales, _f32s(neg, lows))]
+    d, m = _f32s(mul, _each(ds, n), scales), _f32s(mul, _each(ms, n), mins)
+    d = [v or math.inf for v in d]              # no scale: any code will do
+    codes = [_nearest(_f32s(truediv, _f32s(add, column, m), d), 0, top) for column in x]
+    return format.pack(_rows(codes), ds, ms, _rows([scales]), _rows([mins]))
+
+
+def _encode_k_scale(search, limit, index, format, floats, importance):
+    """Q3_K, Q6_K, IQ4_XS.   limit: the scales' integers are -limit .. limit - 1
+
+    index: function of a column, in units of its scale, that returns codes as they are stored
+    """
+    sub_len, n = format.sub_len, format.block_len // format.sub_len
+    x, squares = _columns(floats, sub_len), _f32s(mul, floats, floats)
+    w = _columns(_weights(format, floats, importance, squares), sub_len)
+    scales = search(x, w)
+    scales, ds = _second_level(scales, n, map(_peak, _blocks(scales, n)),
+                               -limit, -limit, limit - 1)
+    d = [v or math.inf for v in _f32s(mul, _each(ds, n), scales)]
+    codes = [index(_f32s(truediv, column, d)) for column in x]
+    bias = format.scales.bias
+    return format.pack(_rows(codes), ds, (), _rows([[v + bias for v in scales]]))
+
+
+def _encode_iq4_nl(format, floats, importance):
+    x, squares = _columns(floats, 32), _f32s(mul, floats, floats)
+    w = _columns(_weights(format, floats, importance, squares), 32)
+    ds = _search_iq4(x, w)
+    inverses = array("f", map(_inverse, ds))
+    return format.pack(_rows([_iq4_index(_f32s(mul, column, inverses)) for column in x]), ds)
+
+
+_IQ4_LIMITS = [(a + b) / 2 for a, b in zip(_IQ4_BOOK, _IQ4_BOOK[1:])]
+
+
+def _iq4_index(column):
+    """Return the numbers of the nearest entries of IQ4_NL's codebook, the larger on a tie."""
+    return [bisect.bisect_right(_IQ4_LIMITS, v) for v in column]
+
+
+def _search_iq4(x, w):
+    return _search_scale(x, w, [127] + [i - 127 for i in range(-7, 8)],
+                         lambda column: array("f", [_IQ4_BOOK[i] for i in _iq4_index(column)]))
+
+
+def _search_q6(x, w):
+    return _search_scale(x, w, [-32.0] + [-32 - 0.1 * i for i in range(-9, 10) if i],
+                         lambda column: _nearest(column, -32.0, 31.0))
+
+
+def _biased(column, low, high):
+    """Return the nearest of the integers low..high as they are stored, from 0 up."""
+    return [v - low for v in _nearest(column, low, high)]
+
+
+def _steps(first, step, n):
+    return [first + step * i for i in range(n + 1)]
+
+
+_ENCODERS = {
+    "F32": lambda format, floats, importance: floats.tobytes(),
+    "F16": lambda format, floats, importance: _f16s(floats),
+    "BF16": _encode_bf16,
+    "Q4_0": _encode_around_zero, "Q5_0": _encode_around_zero,
+    "Q4_1": _encode_above_minimum, "Q5_1": _encode_above_minimum,
+    "Q8_0": _encode_q8_0,
+    "Q2_K": functools.partial(_encode_k_minimum, 3, _steps(2.5, 0.1, 15), 15, True),
+    "Q4_K": functools.partial(_encode_k_minimum, 15, _steps(14.0, 0.1, 20), 63, False),
+    "Q5_K": functools.partial(_encode_k_minimum, 31, _steps(30.5, 0.1, 15), 63, False),
+    "Q3_K": functools.partial(_encode_k_scale, _search_q3, 32, lambda v: _biased(v, -4, 3)),
+    "Q6_K": functools.partial(_encode_k_scale, _search_q6, 128, lambda v: _biased(v, -32, 31)),
+    "IQ4_XS": functools.partial(_encode_k_scale, _search_iq4, 32, _iq4_index),
+    "IQ4_NL": _encode_iq4_nl, "MXFP4": _encode_mxfp4,
+    "TQ1_0": _encode_ternary, "TQ2_0": _encode_ternary,
+}
+
 
 # Types that a file may hold and kshipra does not compute with: enough to list them and to
 # check their place in the file.  Source: ggml.h, enum ggml_type, with the block sizes of
