@@ -564,6 +564,36 @@ FORMATS = {row.name: row for row in (
 # number of negative weights even.  A scale s means 2 s + 1.  shift: whether 1/8 is added to
 # the weights -1, 0 and 1 of the grid or taken from it; times eight, both are integers.
 
+# Not ggml's, but of the first methods that were published: groups of 32, 64 or 128 weights with
+# the step and the minimum of each, in two, four or eight bits; and the codebook of QLoRA.
+#              0     2     4
+# INTb_Gn     |  d  |  m  |  codes   |              4 bits: runs of 32 as in Q4_1; 2 bits: in
+#          columns of n / 4; 8 bits: int8, so m is not the minimum but what code 0 stands for
+#              0     2
+# NF4         |  d  |  qs[32]        |              64 weights, runs of 32 as in Q4_0
+#
+# NF4's numbers are no integers: they cut a normal distribution into 16 equal parts.  Here they
+# are rounded to 1/127 of the largest, so that the integer product serves.  That moves them by
+# 0.0035 at most, where the nearest two are 0.08 apart; d is the largest magnitude / 127.
+# Source: Dettmers et al. (2023), QLoRA, appendix E.
+
+_NF4 = (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+        -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+        0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0)
+_NF4_BOOK = tuple([round(127 * v) for v in _NF4])
+
+
+def _int_format(bits, group):
+    """Return the row of asymmetric integers of so many bits in groups of so many weights."""
+    codes = _Field({2: [(4, group // 4, shift, 2) for shift in (0, 2, 4, 6)],
+                    4: [(at, 16, shift, 4) for at in range(4, 4 + group // 2, 16)
+                        for shift in (0, 4)],
+                    8: [(at, 32, 0, 8) for at in range(4, 4 + group, 32)]}[bits])
+    return Format(f"INT{bits}_G{group}", None, group, 4 + group * bits // 8, sub_len=32, d_off=0,
+                  m_off=2, codes=codes)
+
+
 _IQ4_BOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _E2M1_BOOK = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
@@ -785,8 +815,12 @@ FORMATS.update((row.name, row) for row in (
            codes=_GridCodes("IQ1_S", shift=True, index=_BitField(
                (8, 0, (32, 8)), (3, 256, (32, 4)), (1, 259, (32, 4)))),
            scales=_BitField((3, 384, (4, 16), (4, 3)), odd=True)),
+    Format("NF4", None, 64, 34, sub_len=32, d_off=0,
+           codes=_Field([(at, 16, shift, 4) for at in (2, 18) for shift in (0, 4)],
+                        book=_NF4_BOOK)),
+    *[_int_format(bits, group) for bits in (2, 4, 8) for group in (32, 64, 128)],
 ))
-FORMAT_BY_ID = {row.type_id: row for row in FORMATS.values()}
+FORMAT_BY_ID = {row.type_id: row for row in FORMATS.values() if row.type_id is not None}
 
 # ---- Encoders.  Reading a format is one formula; writing it is a search for the scale and the
 # minimum that lose least.  The simple formats take the largest weight (or the smallest and the
@@ -1112,12 +1146,38 @@ def _search_q6(x, w):
                          lambda column: _nearest(column, -32.0, 31.0))
 
 
+def _encode_nf4(format, floats, importance):
+    ds = _f32s(abs, [_peak(block) / 127 for block in _blocks(floats, 64)])
+    limits = [(a + b) / 2 for a, b in zip(_NF4_BOOK, _NF4_BOOK[1:])]
+    scaled = _scaled(floats, ds, 64)
+    return format.pack(bytes([bisect.bisect_right(limits, v) for v in scaled]), ds)
+
+
+def _encode_int(format, floats, importance):
+    """INT2, INT4, INT8.  The first two search; of 256 codes the plain spread is good enough."""
+    group = format.block_len
+    x = _columns(floats, group)
+    w = _columns(_weights(format, floats, importance, array("f", [1.0]) * len(floats)), group)
+    bits = 8 * (format.block_bytes - 4) // group
+    top = 2 ** bits - 1
+    ds, ms = _search_minimum(x, w, top, [] if bits == 8 else _evenly(top - 1, 0.1, 20), False)
+    if bits == 8:
+        ms = _f32s(add, ms, [128 * d for d in ds])
+    data = format.pack(bytes(len(floats)), ds, ms)
+    ds, ms = format._read_d(data), _read_f16(data, format.block_bytes, 2)   # as they were rounded
+    lowest = -128 if bits == 8 else 0
+    d = [v or math.inf for v in ds]
+    codes = [_nearest(_f32s(truediv, _f32s(sub, column, ms), d), lowest, lowest + top)
+             for column in x]
+    return format.pack(_rows(codes), ds, ms)
+
+
 def _biased(column, low, high):
     """Return the nearest of the integers low..high as they are stored, from 0 up."""
     return [v - low for v in _nearest(column, low, high)]
 
 
-def _steps(first, step, n):
+def _evenly(first, step, n):
     return [first + step * i for i in range(n + 1)]
 
 
@@ -1128,15 +1188,16 @@ _ENCODERS = {
     "Q4_0": _encode_around_zero, "Q5_0": _encode_around_zero,
     "Q4_1": _encode_above_minimum, "Q5_1": _encode_above_minimum,
     "Q8_0": _encode_q8_0,
-    "Q2_K": functools.partial(_encode_k_minimum, 3, _steps(2.5, 0.1, 15), 15, True),
-    "Q4_K": functools.partial(_encode_k_minimum, 15, _steps(14.0, 0.1, 20), 63, False),
-    "Q5_K": functools.partial(_encode_k_minimum, 31, _steps(30.5, 0.1, 15), 63, False),
+    "Q2_K": functools.partial(_encode_k_minimum, 3, _evenly(2.5, 0.1, 15), 15, True),
+    "Q4_K": functools.partial(_encode_k_minimum, 15, _evenly(14.0, 0.1, 20), 63, False),
+    "Q5_K": functools.partial(_encode_k_minimum, 31, _evenly(30.5, 0.1, 15), 63, False),
     "Q3_K": functools.partial(_encode_k_scale, _search_q3, 32, lambda v: _biased(v, -4, 3)),
     "Q6_K": functools.partial(_encode_k_scale, _search_q6, 128, lambda v: _biased(v, -32, 31)),
     "IQ4_XS": functools.partial(_encode_k_scale, _search_iq4, 32, _iq4_index),
     "IQ4_NL": _encode_iq4_nl, "MXFP4": _encode_mxfp4,
-    "TQ1_0": _encode_ternary, "TQ2_0": _encode_ternary,
+    "TQ1_0": _encode_ternary, "TQ2_0": _encode_ternary, "NF4": _encode_nf4,
 }
+_ENCODERS.update((name, _encode_int) for name in FORMATS if name.startswith("INT"))
 
 
 # Types that a file may hold and kshipra does not compute with: enough to list them and to
@@ -8347,17 +8408,23 @@ def emit_turn(k, rows, wanted=(0, 1, 2, 3)):
 
 
 class EightRuns:
-    """Eight runs of bytes side by side, lane = run: a register and eight distances from it."""
+    """Eight runs of bytes side by side, lane = run: a register and eight distances from it.
 
-    def __init__(self, k, base, steps):
-        self.k, self.base, self.steps = k, base, steps
+    n_bytes: how long a run is, if shorter than what is read of longer ones at a time
+    """
+
+    def __init__(self, k, base, steps, n_bytes=16):
+        self.k, self.base, self.steps, self.n_bytes = k, base, steps, n_bytes
 
     def words(self, at, wanted=(0, 1, 2, 3)):
         """Return {byte: i32x8 of the four bytes from there}, of the 16 bytes from `at`.
 
-        wanted: which of the four words to return; all 16 bytes are read.
+        wanted: which of the four words to return; all 16 bytes are read, if there are as many
         """
         k, base, steps = self.k, self.base, self.steps
+        if self.n_bytes < 16:
+            return {at + 4 * j: k.load_i32_at(base, tuple([step + at + 4 * j for step in steps]))
+                    for j in wanted if at + 4 * j + 4 <= self.n_bytes}
         rows = [k.load_high(k.load_i8x16(base, steps[i] + at), base, steps[i + 4] + at)
                 for i in range(4)]
         return {at + 4 * j: v for j, v in zip(wanted, emit_turn(k, rows, wanted))}
@@ -8436,7 +8503,8 @@ class Words:
 
     def __getitem__(self, at):
         if at not in self.read:
-            start = at - max(0, -(-(at + 16 - self.block_bytes) // 4) * 4)
+            behind = at + min(16, self.block_bytes) - self.block_bytes
+            start = at - max(0, -(-behind // 4) * 4)
             wanted = tuple([j for j in range(4) if start + 4 * j in self.needed])
             self.read.update(self.block.words(start, wanted))
         return self.read[at]
@@ -8939,7 +9007,7 @@ def emit_held_constants(k, format, n_rows=1):
     width = format.codes.low[0][3]
     if width < 8 and (n_rows == 1 or format.block_len == 32):
         k.hold_i8x32((1 << width) - 1)
-    if format.codes.book:
+    if format.codes.book and (n_rows == 1 or format.block_len == 32):
         k.hold_i8x32(book_table(format))
     if format.codes.spread and n_rows == 1:
         k.hold_i8x32(OWN_BIT)
@@ -8978,7 +9046,7 @@ def emit_matvec(k, format, n_in, lanes=8, n_rows=1):
     emit_held_constants(k, format, n_rows)
     with k.while_(row, "<", end):
         first = k.min(row, emit_reload(k, "n_out") - lanes)
-        block = EightRuns(k, emit_reload(k, "w") + first * row_bytes, steps)
+        block = EightRuns(k, emit_reload(k, "w") + first * row_bytes, steps, format.block_bytes)
         ahead = Ahead(k, format, steps, row_bytes, block.base)
         out = Products(k, format, emit_reload(k, "x"), n_rows, ahead)
         with k.loop(n_in // format.block_len):
@@ -9116,7 +9184,7 @@ def emit_matmul(k, format, n_in, lanes=8, full_u8=False):
     emit_held_constants(k, format)
     with k.while_(row, "<", end):
         first = k.min(row, emit_reload(k, "n_out") - lanes)
-        block = EightRuns(k, emit_reload(k, "w") + first * row_bytes, steps)
+        block = EightRuns(k, emit_reload(k, "w") + first * row_bytes, steps, format.block_bytes)
         ahead = Ahead(k, format, steps, row_bytes, block.base)
         emit_panel(k, format, block, n_in // format.block_len, panel, bias, ahead)
         row += 8
@@ -9267,7 +9335,7 @@ def emit_embed(k, format, n_in):
     with k.while_(done, "<", n_blocks):
         first = k.min(done, n_blocks - lanes)
         block = EightRuns(k, w + first * format.block_bytes,
-                          [i * format.block_bytes for i in steps])
+                          [i * format.block_bytes for i in steps], format.block_bytes)
         emit_panel(k, format, block, 1, k.copy(k.scratch), kept_bias(format))
         emit_decode(k, format, k.copy(k.scratch), y + first * (4 * block_len),
                     [4 * block_len * i for i in steps])

@@ -1,5 +1,6 @@
 """Chapter 1, Numbers: every format against ggml's bytes and values, and against itself."""
 import math
+import random
 import struct
 import zlib
 from array import array
@@ -13,7 +14,9 @@ import tiny
 from kshipra import FORMAT_BY_ID, FORMATS, KshipraError
 
 BLOCK_FORMATS = [f for f in FORMATS.values() if f.sub_len]
-WRITTEN = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
+OUR_OWN = [name for name in FORMATS if name == "NF4" or name.startswith("INT")]
+WRITTEN = list(kshipra._ENCODERS)
+SEARCHED = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
 ALL_HALVES = array("H", range(65536)).tobytes()
 
 
@@ -28,23 +31,46 @@ def same_bits(a, b):
 # Known answers.  The vectors are gguf-py's, the same bits as ggml's C code: random valid blocks
 # with zero, subnormal and negative scales, all-zero and all-one bits, several blocks in a row.
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in OUR_OWN])
 def test_decode_equals_ggml_to_the_bit(name, formats):
     raw = (formats / "dequant" / f"{name}.blocks.bin").read_bytes()
     want = (formats / "dequant" / f"{name}.f32.bin").read_bytes()
     assert FORMATS[name].decode(raw).tobytes() == want
 
 
-@pytest.mark.parametrize("name", [name for name in WRITTEN if name != "F32"])
+@pytest.mark.parametrize("name", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0",
+                                  "MXFP4", "TQ1_0", "TQ2_0"])
 def test_encode_equals_ggml_to_the_byte(name, formats):
     floats = f32s((formats / "quantize" / "input.f32.bin").read_bytes())
     want = (formats / "quantize" / f"{name}.bin").read_bytes()
     assert FORMATS[name].encode(floats) == want
 
 
+def rms_error(format, data, floats):
+    return math.sqrt(math.fsum((x - y) ** 2 for x, y in zip(format.decode(data), floats))
+                     / len(floats))
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_a_search_loses_no_more_than_that_of_ggml(name, formats):
+    """Row by row.  The bytes are those of ggml's C code, which fuses some of its steps."""
+    format, n_row = FORMATS[name], FORMATS[name].n_bytes(256)
+    floats = f32s((formats / "quantize" / "input.f32.bin").read_bytes())
+    theirs = (formats / "quantize" / f"{name}.bin").read_bytes()
+    ours = format.encode(floats)
+    n_same = 0
+    for i in range(len(floats) // 256):
+        row = floats[256 * i:256 * i + 256]
+        a, b = ours[n_row * i:n_row * i + n_row], theirs[n_row * i:n_row * i + n_row]
+        assert rms_error(format, a, row) <= 1.01 * rms_error(format, b, row)
+        n_same += a == b
+    assert n_same >= 7                          # of twelve
+
+
 def test_formats_have_ggml_numbers_and_sizes():
     """Source: ggml.h, enum ggml_type; ggml-common.h, the block structs."""
-    assert {f.name: (f.type_id, f.block_len, f.block_bytes) for f in FORMATS.values()} == {
+    assert {f.name: (f.type_id, f.block_len, f.block_bytes) for f in FORMATS.values()
+            if f.type_id is not None} == {
         "F32": (0, 1, 4), "F16": (1, 1, 2), "BF16": (30, 1, 2),
         "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24),
         "Q8_0": (8, 32, 34), "Q2_K": (10, 256, 84), "Q3_K": (11, 256, 110),
@@ -53,7 +79,9 @@ def test_formats_have_ggml_numbers_and_sizes():
         "IQ1_S": (19, 256, 50), "IQ4_NL": (20, 32, 18), "IQ3_S": (21, 256, 110),
         "IQ2_S": (22, 256, 82), "IQ4_XS": (23, 256, 136), "IQ1_M": (29, 256, 56),
         "TQ1_0": (34, 256, 54), "TQ2_0": (35, 256, 66), "MXFP4": (39, 32, 17)}
-    assert all(FORMAT_BY_ID[f.type_id] is f for f in FORMATS.values())
+    assert [f.name for f in FORMATS.values() if f.type_id is None] == OUR_OWN
+    assert all(row is FORMATS[row.name] and row.type_id == i for i, row in FORMAT_BY_ID.items())
+    assert len(FORMAT_BY_ID) == len(FORMATS) - len(OUR_OWN)
 
 
 # The plain floats.
@@ -183,6 +211,15 @@ def grid_code(format, block, i):
 def code(format, block, i):
     """The code of weight i, by the layout's drawing."""
     name = format.name
+    if name == "NF4":
+        return format.codes.book[block[2 + 16 * (i // 32) + i % 16] >> (4 * (i % 32 // 16)) & 15]
+    if name.startswith("INT2"):
+        quarter = format.block_len // 4
+        return block[4 + i % quarter] >> (2 * (i // quarter)) & 3
+    if name.startswith("INT4"):
+        return block[4 + 16 * (i // 32) + i % 16] >> (4 * (i % 32 // 16)) & 15
+    if name.startswith("INT8"):
+        return (block[4 + i] ^ 128) - 128
     if name in ("IQ4_NL", "MXFP4"):
         return format.codes.book[block[-16 + i % 16] >> (4 * (i // 16)) & 15]
     if name == "IQ4_XS":
@@ -224,11 +261,13 @@ def test_unpack_reads_every_bit_and_decode_agrees(format, data):
 
 
 @pytest.mark.parametrize("format", BLOCK_FORMATS, ids=lambda f: f.name)
-def test_parts_join_without_a_seam(format, monkeypatch, formats):
+def test_parts_join_without_a_seam(format, monkeypatch):
     """Long data is coded a part at a time; where it is cut must not show."""
-    raw = (formats / "dequant" / f"{format.name}.blocks.bin").read_bytes()
+    n = 2048 // format.block_len
+    raw = format.with_scales(random.Random(1).randbytes(n * format.block_bytes),
+                             [0.25 * i for i in range(n)], [float(i) for i in range(n)])
     whole = format.decode(raw), format.unpack(raw)
-    floats = array("f", [x for x in whole[0] if abs(x) < 60000][:2048])
+    floats = array("f", [x for x in whole[0] if abs(x) < 6000][:1536])
     written = format.encode(floats) if format.name in WRITTEN else None
     monkeypatch.setattr(kshipra, "_PART_LEN", 256)
     assert same_bits(format.decode(raw), whole[0])
@@ -282,11 +321,49 @@ def test_decode_of_encode_is_within_a_step(name, block):
     assert all(map(math.isfinite, got))
 
 
+NORMAL = array("f", map(random.Random(3).gauss, [0.0] * 1024, [1.0] * 1024))
+
+
+def test_what_is_written_in_more_bits_loses_less():
+    """Error over the deviation of normal weights: what a bit buys, format by format."""
+    lost = {name: rms_error(FORMATS[name], FORMATS[name].encode(NORMAL), NORMAL)
+            for name in WRITTEN if FORMATS[name].sub_len}
+    for less, more in zip(SEARCHED[1:5], SEARCHED[:4]):
+        assert lost[less] < 0.6 * lost[more]
+    assert lost["Q4_K"] < lost["Q4_1"] < 0.1 and lost["IQ4_XS"] < lost["Q4_0"] < 0.11
+    assert lost["NF4"] < 0.11 and lost["MXFP4"] < 0.13
+    for group in (32, 64, 128):
+        two, four, eight = [lost[f"INT{bits}_G{group}"] for bits in (2, 4, 8)]
+        assert 12 * eight < four and 3.5 * four < two < 0.4
+        assert group == 32 or four > lost[f"INT4_G{group // 2}"]
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_a_search_heeds_importance(name):
+    """What counts a hundredfold loses less than it does when all count alike."""
+    format, importance = FORMATS[name], array("f", [100.0, 1.0, 1.0, 1.0] * 256)
+    plain = format.decode(format.encode(NORMAL))
+    heeded = format.decode(format.encode(NORMAL, importance))
+    lost = [math.fsum((x - y) ** 2 for x, y in zip(got[::4], NORMAL[::4]))
+            for got in (plain, heeded)]
+    assert lost[1] < 0.9 * lost[0]
+    assert all(map(math.isfinite, format.decode(format.encode(NORMAL, array("f", [0.0] * 1024)))))
+
+
+@pytest.mark.parametrize("format", [f for f in BLOCK_FORMATS if isinstance(f.codes, kshipra._Field)
+                                    and f.codes.book is None], ids=lambda f: f.name)
+def test_pack_puts_back_what_unpack_finds(format):
+    raw = format.with_scales(random.Random(2).randbytes(8 * format.block_bytes), [0.5] * 8, [2.0] * 8)
+    stored = [bytes([(v + getattr(field, "bias", 0)) & 255 for v in field.read(
+        raw, format.block_bytes)]) for field in (format.codes, format.scales, format.mins) if field]
+    assert format.pack(stored[0], [0.5] * 8, [2.0] * 8, *stored[1:]) == raw
+
+
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("fill", [0.0, -0.0])
 def test_zeros_stay_zeros(name, fill):
-    got = FORMATS[name].decode(FORMATS[name].encode([fill] * 64))
-    assert len(got) == 64 and not any(got)
+    got = FORMATS[name].decode(FORMATS[name].encode([fill] * 256))
+    assert len(got) == 256 and not any(got)
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -295,25 +372,28 @@ def test_zeros_stay_zeros(name, fill):
     [1e-39, -1e-45] * 16, [1e-30] * 31 + [3.0], [4.0, -4.0] * 16])
 def test_odd_blocks_give_finite_weights_of_the_right_size(name, block):
     """Constants, a spike, denormals, a tie of signs."""
-    got = FORMATS[name].decode(FORMATS[name].encode(block))
+    got = FORMATS[name].decode(FORMATS[name].encode(block + [0.0] * 96 + block * 4))
     assert all(map(math.isfinite, got))
-    assert max(map(abs, got)) <= 1.08 * max(map(abs, block)) + 1e-7
+    assert max(map(abs, got)) <= 1.2 * max(map(abs, block)) + 1e-7
 
 
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("at", [0, 31, 40])
 def test_infinities_and_nan_are_refused_by_place(name, bad, at):
-    floats = [1.0] * 64
+    floats = [1.0] * 256
     floats[at] = bad
     with pytest.raises(KshipraError, match=f"weight {at} is {bad}.*{name}"):
         FORMATS[name].encode(floats)
 
 
-@pytest.mark.parametrize("name", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_what_would_become_infinite_is_refused(name):
-    with pytest.raises(KshipraError, match=f"3.4.*e\\+38 are beyond the range of {name}"):
-        FORMATS[name].encode([3.4028234663852886e38, -3.4028234663852886e38] + [0.0] * 30)
+@pytest.mark.parametrize("name", [name for name in WRITTEN if name not in ("F32", "MXFP4")])
+@pytest.mark.parametrize("size", [3.4028234663852886e38, 1e12])
+def test_what_would_become_infinite_is_refused(name, size):
+    if name == "BF16" and size == 1e12:
+        return
+    with pytest.raises(KshipraError, match=f"e\\+[13][82] are beyond the range of {name};"):
+        FORMATS[name].encode([size, -size] + [0.0] * 254)
 
 
 @pytest.mark.parametrize("name", [f.name for f in BLOCK_FORMATS])
@@ -325,11 +405,12 @@ def test_a_cut_block_is_refused_by_size(name):
     if name in WRITTEN:
         with pytest.raises(KshipraError, match=f"33 weights are no whole number of {name} blocks"):
             format.encode([1.0] * 33)
+        assert format.encode([]) == b""
 
 
 def test_unwritten_and_unread_formats_are_refused_by_name():
-    with pytest.raises(KshipraError, match="does not write Q4_K; it writes F32 F16 .*Q8_0"):
-        FORMATS["Q4_K"].encode([0.0] * 256)
+    with pytest.raises(KshipraError, match="does not write IQ2_S; it writes F32 F16 .*Q8_0"):
+        FORMATS["IQ2_S"].encode([0.0] * 256)
     with pytest.raises(KshipraError, match="F16 is not a block format"):
         FORMATS["F16"].unpack(b"12")
     with pytest.raises(KshipraError, match="NVFP4 is not a block format that kshipra reads"):
