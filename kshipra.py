@@ -4000,6 +4000,10 @@ class Reference(Backend):
 
     def run(self, forward, model, batch):
         """Return the logits that a forward pass on these operations computes, all finite."""
+        if array("f", (1e-40,))[0] == 0:
+            raise KshipraError("this thread takes tiny numbers for zero, as a library built with "
+                               "fast-math has told the processor; use device native, or a "
+                               "process without that library")
         logits = forward(model, self, batch)
         for row in logits:
             check_finite(row)
@@ -5174,6 +5178,10 @@ class Engine:
         if self.ops is None:
             raise KshipraError("the model is closed; load it again")
         wanted = list(range(len(rows)) if wanted is None else wanted)
+        one = 1.0
+        if one + 2.0 ** -53 != 1 or one - 2.0 ** -54 != 1:      # halfway, so to the even one
+            raise KshipraError("this thread does not round to the nearest, as its host program "
+                               "has told the processor; set that back before kshipra is used")
         for i in wanted:
             if not 0 <= i < len(rows):
                 raise KshipraError(f"row {i} is wanted, but the rows are 0..{len(rows) - 1}")
@@ -6005,6 +6013,13 @@ OPS = {op.name: op for op in itertools.starmap(Op, [
     ("fetch_add", "i=iid", _fetch_add, "mov rax b; lock_xadd * rax; mov d rax",
      "sum.x 16 a c; ldaxr 17 16; add.x 17 17 b; stlxr 15 17 16; cbnz 15 -3; sub.x d 17 b"),
     ("pause", "=", lambda: None, "_x86_pause", "isb"),       # `yield` does nothing on most arm64
+
+    # how floats are rounded, and whether tiny ones count: to memory, from there, and as it has
+    # to be: to nearest, all count, no traps; x86-64 gets that by a number, through memory
+    ("save_mode", "=id", lambda base, disp: None, "stmxcsr *", "mrs.fpcr 17; str.x 17 *"),
+    ("load_mode", "=id", lambda base, disp: None, "ldmxcsr *", "ldr.x 17 *; msr.fpcr 17"),
+    ("own_mode", "=ind", lambda base, n, disp: None, "mov rax b; mov.mr * rax; ldmxcsr *",
+     "zero.fpcr"),
     ("prefetch", "=id", lambda base, disp: None, "prefetcht0 *", "_a64_prefetch"),
     ("prefetch_l2", "=id", lambda base, disp: None, "prefetcht1 *", "_a64_prefetch_l2"),
 
@@ -6862,6 +6877,7 @@ _REX_ROWS = {
     "mov.mq":     (1, b"\x89", "<mq"),          "mov.mr":     (0, b"\x89", "<mr"),
     "mov.mw":     (0, b"\x89", "<mw"),          "lock_xadd":  (1, b"\x0f\xc1", "<mq"),
     "div":        (1, b"\xf7", "6m"),           "prefetcht0": (0, b"\x0f\x18", "1m"),
+    "stmxcsr":    (0, b"\x0f\xae", "3m"),       "ldmxcsr":    (0, b"\x0f\xae", "2m"),
     "prefetcht1": (0, b"\x0f\x18", "2m"),       "add.8":      (1, b"\x83", "0q"),
     "add.32":     (1, b"\x81", "0q"),           "or.8":       (1, b"\x83", "1q"),
     "or.32":      (1, b"\x81", "1q"),           "and.8":      (1, b"\x83", "4q"),
@@ -7504,6 +7520,9 @@ _A64_ROWS = [
     ("blr",      "1101011000111111000000 nnnnn 00000", "blr x{n}"),
     ("ret",      "11010110010111110000001111000000", "ret"),
     ("isb",      "11010101000000110011111111011111", "isb"),
+    ("mrs.fpcr", "110101010011101101000100000 ddddd", "mrs x{d}, fpcr"),
+    ("zero.fpcr", "11010101000110110100010000011111", "msr fpcr, xzr"),
+    ("msr.fpcr", "110101010001101101000100000 ddddd", "msr fpcr, x{d}"),
     # vectors: the bits as they are, lanes moved about
     ("mov.16b",  "01001110101 nnnnn 000111 nnnnn ddddd", "mov v{d}.16b, v{n}.16b"),
     ("and.16b",  "01001110001 mmmmm 000111 nnnnn ddddd", "and v{d}.16b, v{n}.16b, v{m}.16b"),
@@ -10575,6 +10594,49 @@ STAMP_OFF = 16                          # where in a counter's line the time sta
 SPINS = 2000                            # looks at a barrier before giving way to the system
 
 
+# A host may have told the processor to round otherwise, or to take tiny numbers for zero, as
+# libraries compiled with fast-math do when they are loaded.  Whoever enters machine code computes
+# in the mode of chapter 1, and leaves the host's as it was.
+
+MODE_BYTES = 64                         # of the scratch memory, where the host's mode is kept
+OWN_MODE = 0x1F80                       # all traps masked, nothing else: Intel SDM 1, 10.2.3
+
+
+@contextlib.contextmanager
+def _own_mode(k):
+    """Emit the change to our mode before what is emitted inside, and the change back after it.
+
+    Yields a register: the scratch memory that is left.
+    """
+    k.save_mode(k.scratch, 0)
+    k.own_mode(k.scratch, OWN_MODE, 8)
+    yield k.scratch + MODE_BYTES
+    k.load_mode(k.scratch, 0)
+
+
+def emit_mode(k):
+    """Change the calling thread to our mode, or back.
+
+    host: 16 bytes, where the host's mode is kept   enter: 1, or 0 for back
+    """
+    host, enter = k.args("host", "enter")
+    with k.if_(enter, "!=", 0):
+        k.save_mode(host, 0)
+        k.own_mode(host, OWN_MODE, 8)
+    with k.else_():
+        k.load_mode(host, 0)
+
+
+def emit_alone(k):
+    """Call one kernel for its chunk 0.   scratch: MODE_BYTES, and what the kernel needs
+
+    kernel: its address   args: the address of its arguments
+    """
+    kernel, args = k.args("kernel", "args")
+    with _own_mode(k) as scratch:
+        k.call(kernel, args, k.imm(0), scratch)
+
+
 def emit_run(k, clock=None):
     """Run a program's table, together with n_threads - 1 other threads doing the same.
 
@@ -10588,34 +10650,35 @@ def emit_run(k, clock=None):
     field = Fields(k, "table", "n_lines", "counters", "arrived", "n_threads", "give_way")
     table, n_lines, counters = field("table"), field("n_lines"), field("counters")
     due = k.imm(0)                      # what `arrived` must reach at the next barrier
-    with k.loop(n_lines):
-        n_chunks = k.load_i64(table, 16)
-        left = n_chunks - k.load_acquire(counters)
-        with k.while_(left, ">", 0):
-            share = k.max(k.div(left, field("n_threads")), 1)
-            chunk = k.fetch_add(counters, share)
-            end = k.min(chunk + share, n_chunks)
-            with k.while_(chunk, "<", end):
-                k.call(k.load_i64(table, 0), k.load_i64(table, 8), chunk, k.scratch)
-                chunk += 1
-            k.mov(left, n_chunks - k.load_acquire(counters))
-        with k.if_(k.load_i64(table, 24), "!=", 0):
-            arrived, spins = field("arrived"), k.imm(0)
-            due += field("n_threads")
-            k.fetch_add(arrived, k.imm(1))
-            here = k.load_acquire(arrived)
-            with k.while_(here, "<", due):
-                k.pause()
-                spins += 1
-                with k.if_(spins, ">", SPINS):
-                    k.call(field("give_way"), table, due, k.scratch)
-                k.load_acquire(arrived, to=here)
-        if clock:
-            function, first = clock
-            stamp = counters + STAMP_OFF
-            k.call(k.imm(function), stamp if first is None else k.imm(first), stamp, k.scratch)
-        table += LINE_BYTES
-        counters += COUNTER_BYTES
+    with _own_mode(k) as scratch:
+        with k.loop(n_lines):
+            n_chunks = k.load_i64(table, 16)
+            left = n_chunks - k.load_acquire(counters)
+            with k.while_(left, ">", 0):
+                share = k.max(k.div(left, field("n_threads")), 1)
+                chunk = k.fetch_add(counters, share)
+                end = k.min(chunk + share, n_chunks)
+                with k.while_(chunk, "<", end):
+                    k.call(k.load_i64(table, 0), k.load_i64(table, 8), chunk, scratch)
+                    chunk += 1
+                k.mov(left, n_chunks - k.load_acquire(counters))
+            with k.if_(k.load_i64(table, 24), "!=", 0):
+                arrived, spins = field("arrived"), k.imm(0)
+                due += field("n_threads")
+                k.fetch_add(arrived, k.imm(1))
+                here = k.load_acquire(arrived)
+                with k.while_(here, "<", due):
+                    k.pause()
+                    spins += 1
+                    with k.if_(spins, ">", SPINS):
+                        k.call(field("give_way"), table, due, scratch)
+                    k.load_acquire(arrived, to=here)
+            if clock:
+                function, first = clock
+                stamp = counters + STAMP_OFF
+                k.call(k.imm(function), stamp if first is None else k.imm(first), stamp, scratch)
+            table += LINE_BYTES
+            counters += COUNTER_BYTES
 
 
 def emit_sequence(k):
@@ -11034,7 +11097,7 @@ KERNELS = {emit.__name__[len("emit_"):]: emit for emit in (
     emit_mix, emit_add, emit_mul, emit_scale, emit_silu, emit_gelu, emit_silu_mul, emit_gelu_mul,
     emit_softcap, emit_rms_norm, emit_layer_norm, emit_rows, emit_rope, emit_kv_store,
     emit_attention, emit_attention_merge, emit_argmax, emit_compact, emit_exp_sum, emit_run,
-    emit_sequence)}
+    emit_alone, emit_mode, emit_sequence)}
 
 
 class Kernels:
@@ -11279,7 +11342,7 @@ class Team:
     def __init__(self, run_kernel, n_threads):
         self.run_kernel, self.job, self.threads = run_kernel, (0, None), []
         self.seen = [0] * n_threads
-        self.scratch = [Memory(SCRATCH_BYTES) for _ in range(n_threads)]
+        self.scratch = [Memory(MODE_BYTES + SCRATCH_BYTES) for _ in range(n_threads)]
         self.go = [threading.Lock() for _ in range(n_threads)]
         self.done = [threading.Lock() for _ in range(n_threads)]
         for lock in self.go + self.done:
@@ -11382,9 +11445,10 @@ def _trial_tensor(fmt, n_out, n_in, rng):
 
 
 def _trial_rows(n_rows, n, seed=1):
-    """Return rows of numbers for a trial."""
+    """Return rows of numbers for a trial, some of them too small for f32's full precision."""
     rng = random.Random(seed)
-    return [array("f", [rng.uniform(-2, 2) for _ in range(n)]) for _ in range(n_rows)]
+    return [array("f", [rng.uniform(-2, 2) * rng.choice((1, 1, 1, 2.0 ** -130)) for _ in range(n)])
+            for _ in range(n_rows)]
 
 
 # Each trial returns (function of (ops, inputs), inputs).  An input is rows of numbers, or row
@@ -11533,7 +11597,7 @@ def check_kernel(native, call):
 class RowSearch:
     """What a sampler asks about one row of logits, outside of any program.
 
-    kernels: Kernels
+    kernels: Kernels; those called here use no scratch memory
     """
 
     def __init__(self, kernels):
@@ -11543,7 +11607,9 @@ class RowSearch:
         """Run a kernel on one row, an array('f')."""
         address, builder = self.kernels(kernel)
         args = builder.args_array(x=row.buffer_info()[0], x_row_bytes=0, n=len(row), **fields)
-        KERNEL_FUNCTION(address)(args.buffer_info()[0], 0, 0)
+        alone, scratch = self.kernels("alone")[0], array("q", bytes(MODE_BYTES))
+        call = array("q", (address, args.buffer_info()[0]))
+        KERNEL_FUNCTION(alone)(call.buffer_info()[0], 0, scratch.buffer_info()[0])
 
     def largest(self, row, k):
         """As Backend.largest; only what reaches a threshold is sorted."""
@@ -11689,8 +11755,20 @@ class Native(Backend):
         program.output = logits.address, best.address, logits.n_rows, logits.n
         program.looked_at = [(b.address, b.n_rows) for b in dropped + [best]]
         program.inputs = self.inputs
-        self.check(program)
+        with self.own_mode():           # the reference of the trials, too
+            self.check(program)
         return program
+
+    @contextlib.contextmanager
+    def own_mode(self):
+        """Have this thread compute floats in our mode; see emit_mode."""
+        host, function = array("q", (0, 0)), KERNEL_FUNCTION(self.kernels("mode")[0])
+        enter, leave = (array("q", (host.buffer_info()[0], flag)) for flag in (1, 0))
+        function(enter.buffer_info()[0], 0, 0)
+        try:
+            yield
+        finally:
+            function(leave.buffer_info()[0], 0, 0)
 
     def check(self, program):
         """Try what has not been tried of the kernels that a program calls, and the sampler's."""
@@ -12409,7 +12487,7 @@ def listed_kernels():
     for emit in (emit_quantize, emit_add, emit_mul, emit_scale, emit_silu, emit_gelu,
                  emit_silu_mul, emit_gelu_mul, emit_softcap, emit_rms_norm, emit_layer_norm,
                  emit_rows, emit_route, emit_mix, emit_argmax, emit_exp_sum, emit_compact,
-                 emit_sequence, emit_run):
+                 emit_sequence, emit_alone, emit_mode, emit_run):
         kernels[emit.__name__[5:]] = (emit,)
     kernels["pick"] = emit_pick, FORMATS["Q4_0"], 64
     for pairing in ("interleaved", "half"):

@@ -45,7 +45,8 @@ for _name, _op in OPS.items():
         CONSTANTS[_name] = [(n,) for n in IMMEDIATES]
     elif _op.verb[:3] in ("shl", "shr", "sar"):
         CONSTANTS[_name] = [(n,) for n in (0, 1, 8, _op.limit - 1)]
-TESTED = [name for name, op in OPS.items() if op.meaning]
+# A thread's mode of floats cannot be seen from here: test_self_check.py has its tests.
+TESTED = [name for name, op in OPS.items() if op.meaning and not name.endswith("_mode")]
 
 
 def emit_one(k, name, constants, alias, crowded, disp):

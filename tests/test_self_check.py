@@ -41,7 +41,7 @@ def dead(emit):
 
 
 FAULTY = {"llama": ("embed quantize matvec matmul add mul silu_mul rms_norm rows rope kv_store "
-                    "attention argmax compact exp_sum run sequence").split(),
+                    "attention argmax compact exp_sum run alone sequence").split(),
           "gpt2": ["layer_norm", "gelu"], "gemma2": ["scale", "gelu_mul", "softcap"],
           "mixtral": ["route", "mix", "pick", "matmul_float"]}
 
@@ -70,9 +70,9 @@ def test_a_faulty_merge_is_found_when_it_is_first_needed(monkeypatch, truth, cap
 
 
 def test_every_kernel_is_tried_or_within_another():
-    """Of those that programs call; the sampler's are checked together, `run` in each trial."""
+    """Of those that compute; the sampler's are checked together, `run` in each trial."""
     named = {name for names in FAULTY.values() for name in names}
-    assert named | {"silu", "attention_merge"} == set(kshipra.KERNELS)
+    assert named | {"silu", "attention_merge", "mode"} == set(kshipra.KERNELS)
 
 
 @pytest.mark.parametrize("profiled", [False, True])
@@ -146,3 +146,76 @@ def test_a_trial_larger_than_its_memory_gets_more():
     x = [array("f", range(160_000)) for _ in range(9)]
     got, _ = kshipra.compute_alone(native, lambda ops, x: ops.mul(x, 0.5), [x])
     assert got == [row.tobytes() for row in kshipra.Reference().mul(x, 0.5)]
+
+
+# The host's floating-point mode
+
+FLUSH = {"x86-64": 0x1F80 | 0x8040, "arm64": 1 << 24}   # tiny results and operands are zero
+UP = {"x86-64": 0x1F80 | 0x4000, "arm64": 1 << 22}      # rounds towards plus infinity
+
+
+def emit_set_mode(k):
+    """Note the thread's mode, then change it."""
+    before, mode = k.args("before", "mode")
+    k.save_mode(before, 0)
+    k.load_mode(mode, 0)
+
+
+class Mode:
+    """with Mode(bits): this thread computes floats so; `after` is what it was set to at the end."""
+
+    def __init__(self, bits):
+        self.code, _ = kshipra.compile_kernels([kshipra.build(emit_set_mode)],
+                                               kshipra.choose_isa(os.environ)[0])
+        self.bits, self.host, self.after = array("q", (bits,)), array("q", (0,)), array("q", (0,))
+
+    def change(self, before, mode):
+        args = array("q", (before.buffer_info()[0], mode.buffer_info()[0]))
+        self.code.function(0)(args.buffer_info()[0], 0, 0)
+
+    def __enter__(self):
+        self.change(self.host, self.bits)
+        return self
+
+    def __exit__(self, *_):
+        self.change(self.after, self.host)
+        self.code.close()
+
+
+def tiny_logits(metadata, tensors):
+    """Make a model's logits too small for f32's full precision."""
+    w = tensors["output.weight"]
+    values = array("f", [v * 2.0 ** -132 for v in w.floats()])
+    tensors["output.weight"] = kshipra.Tensor(w.name, w.format, w.shape, values.tobytes())
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_the_host_may_flush_tiny_numbers_to_zero(tmp_path, capsys, n_threads, recorded):
+    """As libraries built with fast-math do: the same bits, and the host's mode is left to it."""
+    path = tiny.write(tmp_path / "m.gguf", change=tiny_logits)
+    expected = run(reference(kshipra.GGUF(path)), IDS[:20])
+    row = array("f", [-i * 1.3 for i in range(80)])
+    total = kshipra.Reference().exp_sum(row, 0.0)
+    assert 0 < max(array("f", expected[7])) < 2.0 ** -126
+    e = engine(kshipra.GGUF(path), n_threads)
+    if recorded:
+        assert run(e, IDS[:20]) == expected
+    with Mode(FLUSH[kshipra._MACHINE]) as mode:
+        found, found_total = run(e, IDS[:20]), e.exp_sum(row, 0.0)
+    assert found == expected and found_total == total and isinstance(e.ops, kshipra.Native)
+    assert mode.after[0] & 0x1FFFFC0 == mode.bits[0] & 0x1FFFFC0        # less the sticky flags
+    assert run(e, IDS[:20]) == expected and capsys.readouterr().err == ""
+
+
+def test_plain_python_refuses_a_host_that_computes_otherwise():
+    """It has no say in how the processor computes, and a wrong answer would look right."""
+    e = reference()
+    with Mode(FLUSH[kshipra._MACHINE]):
+        with pytest.raises(kshipra.KshipraError, match="tiny numbers for zero"):
+            run(e, IDS[:3])
+    for model in (e, engine()):
+        with Mode(UP[kshipra._MACHINE]):
+            with pytest.raises(kshipra.KshipraError, match="does not round to the nearest"):
+                run(model, IDS[:3])
+        assert len(run(model, IDS[:3])) == 3
