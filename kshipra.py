@@ -11451,46 +11451,67 @@ def _trial_rows(n_rows, n, seed=1):
             for _ in range(n_rows)]
 
 
-# Each trial returns (function of (ops, inputs), inputs).  An input is rows of numbers, or row
-# numbers (ints).
+# Each trial is a function of the recorded Call of a kernel, and returns (function of (ops,
+# inputs), inputs).  An input is rows of numbers, or row numbers (ints).
 
-def _matrix_trial(kernel, parameters):
-    fmt, n_in, *rest = parameters       # rest: lanes, then n_rows of emit_matvec
+TRIALS = {}                             # by name of the kernel
+
+
+def tries(*kernels):
+    """Return a decorator that makes a function the trial of these kernels."""
+    def register(trial):
+        TRIALS.update(dict.fromkeys(kernels, trial))
+        return trial
+    return register
+
+
+@tries("matvec", "matmul", "matmul_float")
+def _matrix_trial(call):
+    fmt, n_in, *rest = call.parameters  # rest: lanes, then n_rows of emit_matvec
     matrix = _trial_tensor(fmt, rest[0] if rest else 8, n_in, random.Random(1))
-    x = _trial_rows(rest[1] if kernel == "matvec" else 9, n_in)
+    x = _trial_rows(rest[1] if call.kernel == "matvec" else 9, n_in)
     return (lambda ops, x: ops.matmul(matrix, x)), [x]
 
 
-def _embed_trial(fmt, n):
+@tries("embed")
+def _embed_trial(call):
+    fmt, n = call.parameters
     matrix = _trial_tensor(fmt, 5, n, random.Random(1))
     return (lambda ops, index: ops.embed(matrix, index)), [[4, 0, 3]]
 
 
-def _pick_trial(fmt, n_in):
+@tries("pick")
+def _pick_trial(call):
+    fmt, n_in = call.parameters
     rng = random.Random(1)
     experts = [_trial_tensor(fmt, 8, n_in, rng) for _ in range(4)]
     return (lambda ops, x, y: ops.matmul(experts, x, ops.route(y, 2, True))), [
         _trial_rows(3, n_in), _trial_rows(3, 4, 2)]
 
 
-def _route_trial():
+@tries("route", "mix")
+def _route_trial(call):
     return (lambda ops, x, y: ops.add(ops.mix(x, ops.route(y, 3, True)),
                                       ops.mix(x, ops.route(y, 3, False)))), [
         _trial_rows(9, 21), _trial_rows(3, 37, 2)]
 
 
-def _rope_trial(table):
+@tries("rope")
+def _rope_trial(call):
     """Turn two heads of rows at positions 0, 1 and 3."""
+    table = call.example
     dim = table.n_rot + 1
     x = [array("f", [(r + 2) / (i + 1) for i in range(2 * dim)]) for r in range(3)]
     return (lambda ops, x, index: ops.rope(x, index, table, dim)), [x, [0, 1, 3]]
 
 
-def _attention_trial(cache, spec):
+@tries("attention", "attention_merge")
+def _attention_trial(call):
     """Store and attend to positions about a chunk's border.
 
     One head of keys and its queries, in a small pool of the same kind of cache.
     """
+    cache, spec = call.example
     dim, positions = spec.head_dim, list(range(CHUNK - 3, CHUNK + 2))
     group = min(8, spec.n_heads // spec.n_kv_heads)
     spec = spec._replace(n_heads=group, n_kv_heads=1, window=10, sinks=None)
@@ -11513,8 +11534,10 @@ def _largest(ops, x):
         array("i", (ops.argmax(row), f32_bits(max(row)), 0, 0)) for row in x]
 
 
-def _simple_trials():
-    """Return the trials of kernels without parameters, by name."""
+@tries("add", "mul", "scale", "silu", "gelu", "silu_mul", "gelu_mul", "softcap", "rms_norm",
+       "layer_norm", "rows", "argmax", "sequence")
+def _simple_trial(call):
+    """A trial of a kernel without parameters."""
     x, y, (w, b) = _trial_rows(3, 37), _trial_rows(3, 37, 2), _trial_rows(2, 37, 3)
     return {
         "add": ((lambda ops, x, y: ops.add(x, y)), [x, y]),
@@ -11530,28 +11553,21 @@ def _simple_trials():
         "rows": ((lambda ops, x, index: ops.rows(x, index)), [x, [2, 0]]),
         "argmax": (_largest, [x]),
         "sequence": ((lambda ops, x, y: ops.mul(ops.add(x, y), y)), [x, y]),
-    }
+    }[call.kernel]
 
 
-TRIED_WITHIN = {"quantize": "that of a matrix", "kv_store": "that of attention"}
+# The kernels without a trial of their own, and what runs them before they are believed.
+TRIED_WITHIN = {"quantize": "the trial of a matrix", "kv_store": "the trial of attention",
+                "run": "every trial", "mode": "it computes nothing; the trials run inside it",
+                "compact": "RowSearch.check", "exp_sum": "RowSearch.check",
+                "alone": "RowSearch.check"}
+_untried = sorted({*KERNELS} - {*TRIALS} - {*TRIED_WITHIN})
+assert not _untried, f"kernels that nothing tries before they are believed: {_untried}"
 
 
 def trial_of(call):
-    """Return the trial of a recorded Call; None for a kernel that other trials contain."""
-    kernel, parameters = call.kernel, call.parameters
-    if kernel in ("matvec", "matmul", "matmul_float"):
-        return _matrix_trial(kernel, parameters)
-    if kernel == "embed":
-        return _embed_trial(*parameters)
-    if kernel == "pick":
-        return _pick_trial(*parameters)
-    if kernel in ("route", "mix"):
-        return _route_trial()
-    if kernel == "rope":
-        return _rope_trial(call.example)
-    if kernel in ("attention", "attention_merge"):
-        return _attention_trial(*call.example)
-    return None if kernel in TRIED_WITHIN else _simple_trials()[kernel]
+    """Return the trial of a recorded Call; None for a kernel of TRIED_WITHIN."""
+    return None if call.kernel in TRIED_WITHIN else TRIALS[call.kernel](call)
 
 
 def compute_alone(native, operation, inputs, kernel=None):
@@ -12484,11 +12500,9 @@ def listed_kernels():
             kernels[name] = emit_matvec, fmt, max(fmt.block_len, 64)
             kernels[name + "_panel"] = emit_matmul, fmt, max(fmt.block_len, 64)
         kernels["embed_" + name] = emit_embed, fmt, max(fmt.block_len, 64)
-    for emit in (emit_quantize, emit_add, emit_mul, emit_scale, emit_silu, emit_gelu,
-                 emit_silu_mul, emit_gelu_mul, emit_softcap, emit_rms_norm, emit_layer_norm,
-                 emit_rows, emit_route, emit_mix, emit_argmax, emit_exp_sum, emit_compact,
-                 emit_sequence, emit_alone, emit_mode, emit_run):
-        kernels[emit.__name__[5:]] = (emit,)
+    for name, emit in KERNELS.items():
+        if emit.__code__.co_argcount - len(emit.__defaults__ or ()) == 1:   # the builder alone
+            kernels[name] = (emit,)
     kernels["pick"] = emit_pick, FORMATS["Q4_0"], 64
     for pairing in ("interleaved", "half"):
         kernels["rope_" + pairing] = emit_rope, pairing

@@ -75,6 +75,13 @@ def test_every_kernel_is_tried_or_within_another():
     assert named | {"silu", "attention_merge", "mode"} == set(kshipra.KERNELS)
 
 
+def test_every_kernel_has_a_trial_or_is_named_as_tried_within_another_and_can_be_listed():
+    assert set(kshipra.TRIALS) | set(kshipra.TRIED_WITHIN) == set(kshipra.KERNELS)
+    assert not set(kshipra.TRIALS) & set(kshipra.TRIED_WITHIN)
+    listed = {emit for emit, *_ in kshipra.listed_kernels().values()}
+    assert listed == set(kshipra.KERNELS.values())
+
+
 @pytest.mark.parametrize("profiled", [False, True])
 @pytest.mark.parametrize("n", range(0, 28, 3))
 def test_a_refusal_to_compile_at_any_time(monkeypatch, tmp_path, capsys, n, profiled):
