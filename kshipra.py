@@ -11410,6 +11410,33 @@ class Team:
                 thread.join()
 
 
+def usable_cpus():
+    """Return the numbers of the logical processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
+
+
+def usable_cores():
+    """Return how many physical cores this process may use, by its affinity and its share."""
+    cores = set()
+    for cpu in usable_cpus():
+        try:                            # "0,4" or "0-1": the threads that share a core
+            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as f:
+                cores.add(f.read())
+        except OSError:
+            cores.add(cpu)
+    n = len(cores)
+    try:                                # a container's share of processor time
+        with open("/sys/fs/cgroup/cpu.max") as f:
+            quota, period = f.read().split()
+        if quota != "max":
+            n = min(n, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return n
+
+
 # ---------------------------------------------------------------------------------------
 # 19. Self-check
 #
@@ -12375,6 +12402,11 @@ def choose_backend(device, threads, weight_bytes):
         return plain(reason)
     if threads is None:
         threads = usable_cores() if weight_bytes > SMALL_BYTES else 1
+    n_cpus = len(usable_cpus())
+    if threads > n_cpus:                # they would wait for each other by turns
+        warn(f"going on with {n_cpus} of {threads} threads: this process may use no more "
+             "processors")
+        threads = n_cpus
     try:
         return Native(isa, threads)
     except BackendFault as fault:

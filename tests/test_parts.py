@@ -1,5 +1,6 @@
 """The book as a whole: what a part may refer to."""
 import ast
+import builtins
 import symtable
 
 import kshipra
@@ -21,6 +22,15 @@ def global_names(table):
             yield symbol.get_name()
     for inner in table.get_children():
         yield from global_names(inner)
+
+
+def test_every_name_is_defined():
+    """Also those that only a large model, another system or a rare error asks for."""
+    with open(kshipra.__file__, encoding="utf-8") as f:
+        source = f.read()
+    used = set(global_names(symtable.symtable(source, "kshipra.py", "exec")))
+    assert {name for name in used if not hasattr(kshipra, name) and not hasattr(builtins, name)} \
+        == set()
 
 
 def test_part_one_refers_to_nothing_of_the_later_parts():

@@ -102,6 +102,20 @@ def test_fewer_threads_where_the_system_gives_no_more(monkeypatch, capsys, path,
 
 
 @NATIVE
+def test_more_threads_than_processors_are_not_started(monkeypatch, capsys, path, texts):
+    """U14: they would only wait for each other."""
+    monkeypatch.setattr(kshipra, "usable_cpus", lambda: {0, 3})
+    model = kshipra.load(path, "native", threads=16)
+    assert model.ops.n_threads == 2
+    assert capsys.readouterr().err.startswith("kshipra: going on with 2 of 16 threads: ")
+    assert list(model.generate_ids(PROMPTS[0], 12, **GREEDY)) == texts[0]
+
+
+def test_usable_cores_are_no_more_than_the_processors():
+    assert 1 <= kshipra.usable_cores() <= len(kshipra.usable_cpus())
+
+
+@NATIVE
 def test_a_run_that_ctrl_c_breaks_off_is_completed(monkeypatch, path, texts):
     """Interrupted after the workers were woken, the team comes to the end of that run."""
     model = native(path, 2)
