@@ -7206,7 +7206,8 @@ class X86(Encoder):
     @classmethod
     def recipe(cls, op, text):
         """Return (function, n_temps): what calls the emitters for each instruction of a recipe."""
-        n_temps = 2 if re.search(r"\bu\b", text) else 1 if re.search(r"\bt\b", text) else 0
+        tokens = text.replace(";", " ").split()
+        n_temps = 2 if "u" in tokens else int("t" in tokens)
         names = [*op.letters, *"tu"[:n_temps]]          # of what the function is given
         index = {name: i for i, name in enumerate(names)}
         index.update(base=op.sets + op.reads.find("i"), disp=len(op.letters) - 1)
