@@ -131,10 +131,12 @@ def warn(message):
 # Plain Python is slow a weight at a time, so all is done by the run: bytes.translate picks
 # a bit field out of every byte at once, slices move runs, one huge integer does an OR.
 # Layouts are little-endian, and this file expects a machine that is too.  The simple formats
-# come first; those whose codes are looked up in a table (IQ*, MXFP4) end the chapter.
-# Source: ggml, ggml-quants.c and ggml-common.h.
+# come first (1.3), those whose codes are looked up in a table later (1.4), and how to write
+# them all comes last (1.5).  Source: ggml, ggml-quants.c and ggml-common.h.
 
 
+# 1.1 Plain floats.
+#
 # f16   | s | eeeee | mmmmmmmmmm |     s sign, e exponent, m fraction
 # bf16  | s | eeeeeeee | mmmmmmm |     an f32 cut after 16 bits: same range, 8 bits precise
 # f32   | s | eeeeeeee | mmmmmmmmmmmmmmmmmmmmmmm |
@@ -179,26 +181,16 @@ def _decode_f32(data):
     return array("f", bytes(data))
 
 
-def _encode_bf16(format, floats, importance):
-    """Return finite floats as bf16, rounded half to even.
-
-    Adding 0x7fff, and one more where the kept half is odd, carries into the kept half
-    exactly when the lost half is over one half, or just one half beside an odd number.
-    """
-    halves = [(u + 0x7FFF + ((u >> 16) & 1)) >> 16 for u in array("I", floats.tobytes())]
-    if any((u & 0x7FFF) == 0x7F80 for u in halves):
-        raise OverflowError
-    return array("H", halves).tobytes()
-
-
-# A run is four numbers: (at, n, shift, width).  It means: of each of the n bytes from byte
-# `at` of a block, the `width` bits from bit `shift` up.  So the low nibbles of the 16 bytes
-# from byte 2 are (2, 16, 0, 4), and their high nibbles (2, 16, 4, 4).
+# 1.2 Reading the bits of a block.  A run is four numbers, (at, n, shift, width), and means: of
+# each of the n bytes from byte `at` of a block, the `width` bits from bit `shift` up.  So the low
+# nibbles of the 16 bytes from byte 2 are (2, 16, 0, 4), and their high nibbles (2, 16, 4, 4).
+# Where a block keeps one kind of integer (its codes, say) is a field, a list of runs, and a block
+# format is its fields.
 
 @functools.lru_cache(maxsize=None)
-def _bits(shift, width, place):
-    """Return the translation of a byte to its bit field, moved up to bit `place`."""
-    return bytes(((byte >> shift) & ((1 << width) - 1)) << place for byte in range(256))
+def _bits(shift, width, bit):
+    """Return the translation of a byte to `width` of its bits, moved from `shift` to `bit`."""
+    return bytes(((byte >> shift) & ((1 << width) - 1)) << bit for byte in range(256))
 
 
 @functools.lru_cache(maxsize=None)
@@ -207,13 +199,13 @@ def _minus(bias):
     return bytes((byte - bias) & 255 for byte in range(256))
 
 
-def _gather(data, block_bytes, runs, place=0):
-    """Return the fields of `runs`, in order, of every block: one byte a field."""
-    tables = {run[2:]: data.translate(_bits(*run[2:], place)) for run in runs}
-    parts = [(tables[shift, width], at, at + n) for at, n, shift, width in runs]
-    return b"".join([table[block + start:block + end]
-                     for block in range(0, len(data), block_bytes)
-                     for table, start, end in parts])
+def _gather(data, block_bytes, runs, bit=0):
+    """Return the bits of `runs`, in order, of every block: a byte each, moved to bit `bit`."""
+    moved = {run[2:]: data.translate(_bits(*run[2:], bit)) for run in runs}
+    parts = [(moved[shift, width], at, at + n) for at, n, shift, width in runs]
+    return b"".join([column[start + at:start + end]
+                     for start in range(0, len(data), block_bytes)
+                     for column, at, end in parts])
 
 
 def _or(a, b):
@@ -229,21 +221,21 @@ _SPREAD = [bytes((((byte >> i) & 1) << 4) for i in range(8)) for byte in range(2
 class _Field:
     """Where a block keeps one kind of integer, and how to read it from all blocks at once.
 
-    low, high: runs of the low and the high bits; `place` is where the high bits belong.
-    spread: instead of `high`, (at, n): n bytes that hold the fifth bits, one bit a weight.
+    runs: where the bits stand; upper: those from bit `upper_bit` of the integers up, if apart
+    spread: instead of `upper`, (at, n): n bytes that hold the fifth bits, one bit a weight.
     bias: what to take from the unsigned integer, 0 or a power of two: kernels shift by it
     book: instead, the number that each unsigned integer stands for, in int8
     """
 
-    def __init__(self, low, high=(), place=0, spread=None, bias=0, book=None):
-        self.low, self.high, self.place, self.spread, self.bias = low, high, place, spread, bias
-        self.book = book
+    def __init__(self, runs, upper=(), upper_bit=0, spread=None, bias=0, book=None):
+        self.runs, self.upper, self.upper_bit = runs, upper, upper_bit
+        self.spread, self.bias, self.book = spread, bias, book
 
     def read(self, data, block_bytes):
         """Return the integers of every block, in the weights' order, as array('b')."""
-        out = _gather(data, block_bytes, self.low)
-        if self.high:
-            out = _or(out, _gather(data, block_bytes, self.high, self.place))
+        out = _gather(data, block_bytes, self.runs)
+        if self.upper:
+            out = _or(out, _gather(data, block_bytes, self.upper, self.upper_bit))
         if self.spread:
             fifths = _gather(data, block_bytes, [(*self.spread, 0, 8)])
             out = _or(out, b"".join([_SPREAD[byte] for byte in fifths]))
@@ -256,10 +248,10 @@ class _Field:
         n_blocks = len(data) // block_bytes
         per_block = len(integers) // n_blocks
         columns = {}                            # (at, n): what n bytes of each block get
-        for runs, place in ((self.low, 0), (self.high, self.place)):
+        for runs, bit in ((self.runs, 0), (self.upper, self.upper_bit)):
             first = 0
             for at, n, shift, width in runs:
-                moved = integers.translate(_bits(place, width, shift))
+                moved = integers.translate(_bits(bit, width, shift))
                 column = b"".join([moved[i:i + n] for i in range(first, len(moved), per_block)])
                 columns[at, n] = _or(columns[at, n], column) if (at, n) in columns else column
                 first += n
@@ -448,7 +440,7 @@ class Format:
         return b"".join(out)
 
 
-# The block formats, drawn: what stands above a box is the byte where it begins.
+# 1.3 The block formats, drawn: what stands above a box is the byte where it begins.
 #
 #        0     2                18
 # Q4_0  |  d  |   qs[16]       |    weight i: low nibble of qs[i]; i + 16: high nibble
@@ -484,8 +476,8 @@ class Format:
 #
 # The fields below say the same.
 
-_K_SCALES = _Field(low=[(4, 4, 0, 6), (12, 4, 0, 4)], high=[(4, 4, 0, 0), (4, 4, 6, 2)], place=4)
-_K_MINS = _Field(low=[(8, 4, 0, 6), (12, 4, 4, 4)], high=[(8, 4, 0, 0), (8, 4, 6, 2)], place=4)
+_K_SCALES = _Field([(4, 4, 0, 6), (12, 4, 0, 4)], upper=[(4, 4, 0, 0), (4, 4, 6, 2)], upper_bit=4)
+_K_MINS = _Field([(8, 4, 0, 6), (12, 4, 4, 4)], upper=[(8, 4, 0, 0), (8, 4, 6, 2)], upper_bit=4)
 
 FORMATS = {row.name: row for row in (
     Format("F32", 0, 1, 4, floats=_decode_f32),
@@ -507,23 +499,26 @@ FORMATS = {row.name: row for row in (
            mins=_Field([(0, 16, 4, 4)])),
     Format("Q3_K", 11, 256, 110, sub_len=16, d_off=108,
            codes=_Field([(at, 32, shift, 2) for at in (32, 64) for shift in (0, 2, 4, 6)],
-                        high=[(0, 32, shift, 1) for shift in range(8)], place=2, bias=4),
+                        upper=[(0, 32, shift, 1) for shift in range(8)], upper_bit=2, bias=4),
            scales=_Field([(96, 8, 0, 4), (96, 8, 4, 4)],
-                         high=[(104, 4, shift, 2) for shift in (0, 2, 4, 6)], place=4, bias=32)),
+                         upper=[(104, 4, shift, 2) for shift in (0, 2, 4, 6)], upper_bit=4,
+                         bias=32)),
     Format("Q4_K", 12, 256, 144, sub_len=32, d_off=0, m_off=2,
            codes=_Field([(at, 32, shift, 4) for at in range(16, 144, 32) for shift in (0, 4)]),
            scales=_K_SCALES, mins=_K_MINS),
     Format("Q5_K", 13, 256, 176, sub_len=32, d_off=0, m_off=2,
            codes=_Field([(at, 32, shift, 4) for at in range(48, 176, 32) for shift in (0, 4)],
-                        high=[(16, 32, shift, 1) for shift in range(8)], place=4),
+                        upper=[(16, 32, shift, 1) for shift in range(8)], upper_bit=4),
            scales=_K_SCALES, mins=_K_MINS),
     Format("Q6_K", 14, 256, 210, sub_len=16, d_off=208,
            codes=_Field([(at, 64, shift, 4) for at in (0, 64) for shift in (0, 4)],
-                        high=[(at, 32, shift, 2) for at in (128, 160) for shift in (0, 2, 4, 6)],
-                        place=4, bias=32),
+                        upper=[(at, 32, shift, 2) for at in (128, 160) for shift in (0, 2, 4, 6)],
+                        upper_bit=4, bias=32),
            scales=_Field([(192, 16, 0, 8)])),
 )}
-# ---- Codebooks and grids.  The number of codes is what a format pays for, so the formats of
+
+
+# 1.4 Codebooks and grids.  The number of codes is what a format pays for, so the formats of
 # less than five bits choose which numbers their codes stand for.  A codebook says what number,
 # of the int8 ones, each code of a weight is.  A grid goes further: one index chooses the codes
 # of 4 or 8 weights together, from a list of those patterns that are likely, and without their
@@ -563,9 +558,10 @@ FORMATS = {row.name: row for row in (
 # Signs: bit i is set where weight i is negative.  Seven stand for eight: the eighth makes the
 # number of negative weights even.  A scale s means 2 s + 1.  shift: whether 1/8 is added to
 # the weights -1, 0 and 1 of the grid or taken from it; times eight, both are integers.
-
-# Not ggml's, but of the first methods that were published: groups of 32, 64 or 128 weights with
+#
+# Two that are not ggml's, and so stand in no file of GGUF: groups of 32, 64 or 128 weights with
 # the step and the minimum of each, in two, four or eight bits; and the codebook of QLoRA.
+#
 #              0     2     4
 # INTb_Gn     |  d  |  m  |  codes   |              4 bits: runs of 32 as in Q4_1; 2 bits: in
 #          columns of n / 4; 8 bits: int8, so m is not the minimum but what code 0 stands for
@@ -574,7 +570,7 @@ FORMATS = {row.name: row for row in (
 #
 # NF4's numbers are no integers: they cut a normal distribution into 16 equal parts.  Here they
 # are rounded to 1/127 of the largest, so that the integer product serves.  That moves them by
-# 0.0035 at most, where the nearest two are 0.08 apart; d is the largest magnitude / 127.
+# 0.0037 at most, where the nearest two are 0.08 apart; d is the largest magnitude / 127.
 # Source: Dettmers et al. (2023), QLoRA, appendix E.
 
 _NF4 = (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
@@ -602,44 +598,44 @@ _E2M1_BOOK = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 # number is the checksum (CRC-32) of the bits.  name: (weights, values, checksum, bits)
 _GRIDS = {
     "IQ2_XXS": (8, (8, 25, 43), 1869742668,
-        "by7>J#4rq#!QHEncOM6OfNtjgS9!Mc?a&boq_N~kZa;tJ!>d+kxj+DFC@{nhxM}r-6t&yWy?pq(0YOlzpO=!v_N0pFC"
-        "`vj_PpJ6DLgkP~q?)&ED)yCEG#nD8@Ntf#lv{5duX40bO>_?)ta{Z3Tf3&$;%N>PPc(bCPlNQxV3S`6@7=#KX$+$?sb"
-        "ED0Wi_Xaq2%I~9#vAJ5AE`3vUSwSQR?z+dpS{)CcR{fmL|`Yvb<*BGJGSZ**}Ha6wU_u+t>=3H|EUc5o^C;#S@M(?7l"
-        "H(Xs@aV_@g$Rd{6Ub{|fz0`v("),
+        "by7>J#4rq#!QHEncOM6OfNtjgS9!Mc?a&boq_N~kZa;tJ!>d+kxj+DFC@{nhxM}r-6t&yWy?pq(0YOlzpO=!v_N0"
+        "pFC`vj_PpJ6DLgkP~q?)&ED)yCEG#nD8@Ntf#lv{5duX40bO>_?)ta{Z3Tf3&$;%N>PPc(bCPlNQxV3S`6@7=#KX"
+        "$+$?sbED0Wi_Xaq2%I~9#vAJ5AE`3vUSwSQR?z+dpS{)CcR{fmL|`Yvb<*BGJGSZ**}Ha6wU_u+t>=3H|EUc5o^C"
+        ";#S@M(?7lH(Xs@aV_@g$Rd{6Ub{|fz0`v("),
     "IQ2_XS": (8, (8, 25, 43), 2302296685,
-        "T~S-Eg)j&l68evc?uRD!zb1D7TRA*h_1@+j#R9|3Fvhq>t4E`IjNYmg!hMNW1`)ca4%!)(LLp{AE2P-VexqzVlR(wFJ"
-        "SBhy1Uq7Ymv!j^v{XmmywM9Bu#qHS+&Ct$uoSRW+V>XU49pTgV<aHBi%%6Fn5|ZLRwzByoJpF%kV-K{7N+MwUWGFyhp"
-        "s6Zr^&0d0L>^%c}ofMKEsUCXoshWXilv$U$M@#HzYI4!!Ua_>=n1C=7nG;?a$_h29%-8Wb=9wZiv(B-%M&W=`RUqh-W"
-        "B1A^kDh-y$Ko(7}$|4<nzVLxsCs_uKjvxvRvOaWLgr>FxqPyaJp#-H6Rlu%NfVKu!y)d`a#fqAy$iT*@kKG$+#IrS5A"
-        "Aue~V#AI;%yu3)k*@6+i100"),
+        "T~S-Eg)j&l68evc?uRD!zb1D7TRA*h_1@+j#R9|3Fvhq>t4E`IjNYmg!hMNW1`)ca4%!)(LLp{AE2P-VexqzVlR("
+        "wFJSBhy1Uq7Ymv!j^v{XmmywM9Bu#qHS+&Ct$uoSRW+V>XU49pTgV<aHBi%%6Fn5|ZLRwzByoJpF%kV-K{7N+MwU"
+        "WGFyhps6Zr^&0d0L>^%c}ofMKEsUCXoshWXilv$U$M@#HzYI4!!Ua_>=n1C=7nG;?a$_h29%-8Wb=9wZiv(B-%M&"
+        "W=`RUqh-WB1A^kDh-y$Ko(7}$|4<nzVLxsCs_uKjvxvRvOaWLgr>FxqPyaJp#-H6Rlu%NfVKu!y)d`a#fqAy$iT*"
+        "@kKG$+#IrS5AAue~V#AI;%yu3)k*@6+i100"),
     "IQ2_S": (8, (8, 25, 43), 615779209,
-        "ZBku|1|bY<LEkIreJYIa3ike2*|a*l-?A&i{Kdp1YG%uZwOsHrht=HbUNS9FDR>MsYkRC|R&fDRK&z%Hq|KZq%$hAdf"
-        "Ru=<WFaD@ZEHcft-39iuu8M`o-)-$zSb+~Pzct{fIwGU$sr~>5dI}`C_$U{YOCkOh4$>44@+nz%+K^7#V^4EN@h@lTw"
-        "ueOAZqbVA&yVnn5KKRRv&L8Ux&RVkL<q8winguK(oINAt3cYun{b@p>!Z05NyGsKanfocdZXWy5=J?ASDF+5sX?Q$un"
-        "ApL-kF$9g5pXP9R>Nf)W_r?0BDYOW;$>J7R`v8>Q|dooO8NowT&e!Y&t&oPQ#-L-UG*l{sW^=T{xd+0V)_xvbcfP&@~"
-        "~DgSg><U2MX;nQm%^f53Qr+0^rp9wi(B&iquFs&=ddOQ4;8Q3+-R}H_FE8m*F00"),
+        "ZBku|1|bY<LEkIreJYIa3ike2*|a*l-?A&i{Kdp1YG%uZwOsHrht=HbUNS9FDR>MsYkRC|R&fDRK&z%Hq|KZq%$h"
+        "AdfRu=<WFaD@ZEHcft-39iuu8M`o-)-$zSb+~Pzct{fIwGU$sr~>5dI}`C_$U{YOCkOh4$>44@+nz%+K^7#V^4EN"
+        "@h@lTwueOAZqbVA&yVnn5KKRRv&L8Ux&RVkL<q8winguK(oINAt3cYun{b@p>!Z05NyGsKanfocdZXWy5=J?ASDF"
+        "+5sX?Q$unApL-kF$9g5pXP9R>Nf)W_r?0BDYOW;$>J7R`v8>Q|dooO8NowT&e!Y&t&oPQ#-L-UG*l{sW^=T{xd+0"
+        "V)_xvbcfP&@~~DgSg><U2MX;nQm%^f53Qr+0^rp9wi(B&iquFs&=ddOQ4;8Q3+-R}H_FE8m*F00"),
     "IQ3_XXS": (4, (4, 12, 20, 28, 36, 44, 52, 62), 1164938298,
-        "O;Irp!Y~XxTd`DS3Pbmb3Gs?_V22+?oe-~J<eB)Krf^l&CO+Stllf(ufJ?TsX@SgYFKk#gTi_5(Xr<w@0m&c23k7(<O"
-        "NwlHZUUHE6tk(XkPM;~73Z$vIQa@1s(}>SmT&aOHTs@nn>BHgp3s}<H_@xP8;v`1jUZ6VuD^ueo%?KNQe{^_n(wR(&x"
-        "XPnQJNUcXM5v$ges&9R(Bh8nv@Yk263_d-(@|Qtf-@b<D|4ZKteoq+DL?h$nQN|w7(6*b^Qw!(tE=mzRP`N+)M4U95e"
-        "AqMqCZ1{f_RKf%pO"),
+        "O;Irp!Y~XxTd`DS3Pbmb3Gs?_V22+?oe-~J<eB)Krf^l&CO+Stllf(ufJ?TsX@SgYFKk#gTi_5(Xr<w@0m&c23k7"
+        "(<ONwlHZUUHE6tk(XkPM;~73Z$vIQa@1s(}>SmT&aOHTs@nn>BHgp3s}<H_@xP8;v`1jUZ6VuD^ueo%?KNQe{^_n"
+        "(wR(&xXPnQJNUcXM5v$ges&9R(Bh8nv@Yk263_d-(@|Qtf-@b<D|4ZKteoq+DL?h$nQN|w7(6*b^Qw!(tE=mzRP`"
+        "N+)M4U95eAqMqCZ1{f_RKf%pO"),
     "IQ3_S": (4, (1, 3, 5, 7, 9, 11, 13, 15), 512079645,
-        "Em6Tr!$1&yGt9zfPrD)FHQh$2`HHR7gL)}~_&aH-(Ds(%2Z&Y#`;*RYoWsDpH}l@x<mYv6znwW<&kxZf%GW~-XNSs0^"
-        "XSbGX<tjlpa%E$6UinAhJdehMgXoa<{4|2r@$2(Ea@DiYDrGjHs~TP8n~726_%kjVy)d7ZZm&*Ihx)Kx8~5*qWlSN!+"
-        "X>>+&H0xEvio8&a(_;L2p?^FI!Gz36Nju-`R5S9SF1{(Wr`ZIMT6&wRfs20c=|F2^I+@hJ$HynjoXF9`2mXY*c*4mIf"
-        "j3Ow7E2AF|v>xe};?M>d#&tU?k5qa@!8OI{$hOWnba26%354U&|Fa(5_|7n{<x`iyD-Y;^FM^wJ8E=j@`Tk5I6}<eNh"
-        "m{9kK?N#q5>9t)l8rM`xXN0)QN{E=vKmC3vOg-ILu0{"),
+        "Em6Tr!$1&yGt9zfPrD)FHQh$2`HHR7gL)}~_&aH-(Ds(%2Z&Y#`;*RYoWsDpH}l@x<mYv6znwW<&kxZf%GW~-XNS"
+        "s0^XSbGX<tjlpa%E$6UinAhJdehMgXoa<{4|2r@$2(Ea@DiYDrGjHs~TP8n~726_%kjVy)d7ZZm&*Ihx)Kx8~5*q"
+        "WlSN!+X>>+&H0xEvio8&a(_;L2p?^FI!Gz36Nju-`R5S9SF1{(Wr`ZIMT6&wRfs20c=|F2^I+@hJ$HynjoXF9`2m"
+        "XY*c*4mIfj3Ow7E2AF|v>xe};?M>d#&tU?k5qa@!8OI{$hOWnba26%354U&|Fa(5_|7n{<x`iyD-Y;^FM^wJ8E=j"
+        "@`Tk5I6}<eNhm{9kK?N#q5>9t)l8rM`xXN0)QN{E=vKmC3vOg-ILu0{"),
     "IQ1_S": (8, (-8, 0, 8), 1855292535,
-        "EmA>CoJSabcdFraOl4y~L2`QctFhBr5$i4KWszN2^kPEt2RzxdNXa=(J}0~Bm)R6TAha}>aWKg^4Xg1`wx6&8PgZ(p>"
-        "8%H8J%qX*0$v&n#LTX}&Ajlu&-1*`bL~P@H*DrIRz7ogN!#-%DXPy$iprG>BmIUcN=E^e`9PX<%ku|*5Mto|zA{(}s6"
-        "v{|M**&<@CSp543nr%)tPHp$xUn<(&He<oVU2Yjwl2KF5v~ag!p6pC3Cdfyl0#K(#^w8wxxzzakl&C&_fnOOipK9F$6"
-        "jLxBWb(qJ`zsveyFRTu?ZoXrNNKS~ti(c9*E8=xUH*2_MZzOk&Ha#8erfvWu39pCs19dkQNh=qfZYa~UeRPZek-ab+s"
-        "%50=HLc*e*}py3y~DO|SV-PfQvG7+;HD5xf;vmyO9HL|$#*Rw`r$vq7J8x37PE2&y52`$mn&Tlrh>pz-*9Rmi^r9g>k"
-        "SSvD<sA-<HTiLrqYl;>%7aa>L)9mc=YG?0t(M^8WzIAx~-|d&LzRC8!c>Br8%kkskgMW0K_wAvY$4xh=nkU)V!JVXUV"
-        "Pf&f@zo*(%ee1{fhozK(y!{?10}%1{p2H1i13y6ev3VAYqQIeFTbDsee)o%@{@i~jQsJW4|w+ugt-+`{$dtS*UUgN3f"
-        "eBP<)|DERd}v?DSHzBTRz-Nx!+*7HaTLZWMfDHEne44E$<T`uJ(800+zd|0Zk*JQFl3dDHGsbRKY=S;Xb8`kA?`m^?I"
-        "YhxC|63@m!#QwUouCJt$hJv$@S+dG$@x(-pD!vzdC8a2A?yeIXQyd0+G$yJjq6o{Ww`4V|XUdlg+f1GApt6Ucv9{y*j"
-        "ZP-*r2hyWmP@r*i_fvOIOg9y&eRl419tfw#?!&LARhDor@x(jpf0R"),
+        "EmA>CoJSabcdFraOl4y~L2`QctFhBr5$i4KWszN2^kPEt2RzxdNXa=(J}0~Bm)R6TAha}>aWKg^4Xg1`wx6&8PgZ"
+        "(p>8%H8J%qX*0$v&n#LTX}&Ajlu&-1*`bL~P@H*DrIRz7ogN!#-%DXPy$iprG>BmIUcN=E^e`9PX<%ku|*5Mto|z"
+        "A{(}s6v{|M**&<@CSp543nr%)tPHp$xUn<(&He<oVU2Yjwl2KF5v~ag!p6pC3Cdfyl0#K(#^w8wxxzzakl&C&_fn"
+        "OOipK9F$6jLxBWb(qJ`zsveyFRTu?ZoXrNNKS~ti(c9*E8=xUH*2_MZzOk&Ha#8erfvWu39pCs19dkQNh=qfZYa~"
+        "UeRPZek-ab+s%50=HLc*e*}py3y~DO|SV-PfQvG7+;HD5xf;vmyO9HL|$#*Rw`r$vq7J8x37PE2&y52`$mn&Tlrh"
+        ">pz-*9Rmi^r9g>kSSvD<sA-<HTiLrqYl;>%7aa>L)9mc=YG?0t(M^8WzIAx~-|d&LzRC8!c>Br8%kkskgMW0K_wA"
+        "vY$4xh=nkU)V!JVXUVPf&f@zo*(%ee1{fhozK(y!{?10}%1{p2H1i13y6ev3VAYqQIeFTbDsee)o%@{@i~jQsJW4"
+        "|w+ugt-+`{$dtS*UUgN3feBP<)|DERd}v?DSHzBTRz-Nx!+*7HaTLZWMfDHEne44E$<T`uJ(800+zd|0Zk*JQFl3"
+        "dDHGsbRKY=S;Xb8`kA?`m^?IYhxC|63@m!#QwUouCJt$hJv$@S+dG$@x(-pD!vzdC8a2A?yeIXQyd0+G$yJjq6o{"
+        "Ww`4V|XUdlg+f1GApt6Ucv9{y*jZP-*r2hyWmP@r*i_fvOIOg9y&eRl419tfw#?!&LARhDor@x(jpf0R"),
 }
 
 
@@ -756,9 +752,9 @@ class _Trits:
         columns = [data.translate(bytes((byte * 3 ** i & 255) * 3 >> 8 for byte in range(256)))
                    for i in range(5)]
         parts = [(columns[i], at, at + n) for at, n, digits in self.runs for i in range(digits)]
-        out = b"".join([column[block + start:block + end]
-                        for block in range(0, len(data), block_bytes)
-                        for column, start, end in parts])
+        out = b"".join([column[start + at:start + end]
+                        for start in range(0, len(data), block_bytes)
+                        for column, at, end in parts])
         return array("b", out.translate(_minus(1)))
 
     def write(self, data, block_bytes, integers):
@@ -822,7 +818,19 @@ FORMATS.update((row.name, row) for row in (
 ))
 FORMAT_BY_ID = {row.type_id: row for row in FORMATS.values() if row.type_id is not None}
 
-# ---- Encoders.  Reading a format is one formula; writing it is a search for the scale and the
+# Types that a file may hold and kshipra does not compute with: enough to list them and to
+# check their place in the file.  Source: ggml.h, enum ggml_type, with the block sizes of
+# ggml-common.h; the last group is named as safetensors names it and has no ggml number.
+LISTED_FORMATS = {row.name: row for row in (
+    Format("NVFP4", 40, 64, 36), Format("I8", 24, 1, 1), Format("I16", 25, 1, 2),
+    Format("I32", 26, 1, 4), Format("I64", 27, 1, 8), Format("F64", 28, 1, 8),
+    Format("BOOL", None, 1, 1), Format("U8", None, 1, 1), Format("U16", None, 1, 2),
+    Format("U32", None, 1, 4), Format("U64", None, 1, 8), Format("F8_E4M3", None, 1, 1),
+    Format("F8_E5M2", None, 1, 1), Format("F8_E8M0", None, 1, 1), Format("C64", None, 1, 8),
+)}
+
+
+# 1.5 Encoders.  Reading a format is one formula; writing it is a search for the scale and the
 # minimum that lose least.  The simple formats take the largest weight (or the smallest and the
 # largest) as it is.  The k-quants try a range of scales about that one, give each the codes that
 # suit it, and ask which loses least: the scale for given codes is a matter of least squares.
@@ -863,7 +871,8 @@ def _total(columns):
 
 def _inner(*columns):
     """Return the sum of products of the first elements, the second and so on."""
-    return _total([functools.reduce(lambda a, b: _f32s(mul, a, b), each) for each in zip(*columns)])
+    return _total([functools.reduce(lambda a, b: _f32s(mul, a, b), factors)
+                   for factors in zip(*columns)])
 
 
 def _nearest(values, low, high):
@@ -908,6 +917,18 @@ def _round_down(floats, limit):
 def _round_away(floats):
     """Return the nearest integers, on a tie the one farther from zero."""
     return map(int, map(add, floats, map(math.copysign, repeat(0.5), floats)))
+
+
+def _encode_bf16(format, floats, importance):
+    """Return finite floats as bf16, rounded half to even.
+
+    Adding 0x7fff, and one more where the kept half is odd, carries into the kept half
+    exactly when the lost half is over one half, or just one half beside an odd number.
+    """
+    halves = [(u + 0x7FFF + ((u >> 16) & 1)) >> 16 for u in array("I", floats.tobytes())]
+    if any((u & 0x7FFF) == 0x7F80 for u in halves):
+        raise OverflowError
+    return array("H", halves).tobytes()
 
 
 def _encode_around_zero(format, floats, importance):
@@ -1198,18 +1219,6 @@ _ENCODERS = {
     "TQ1_0": _encode_ternary, "TQ2_0": _encode_ternary, "NF4": _encode_nf4,
 }
 _ENCODERS.update((name, _encode_int) for name in FORMATS if name.startswith("INT"))
-
-
-# Types that a file may hold and kshipra does not compute with: enough to list them and to
-# check their place in the file.  Source: ggml.h, enum ggml_type, with the block sizes of
-# ggml-common.h; the last group is named as safetensors names it and has no ggml number.
-LISTED_FORMATS = {row.name: row for row in (
-    Format("NVFP4", 40, 64, 36), Format("I8", 24, 1, 1), Format("I16", 25, 1, 2),
-    Format("I32", 26, 1, 4), Format("I64", 27, 1, 8), Format("F64", 28, 1, 8),
-    Format("BOOL", None, 1, 1), Format("U8", None, 1, 1), Format("U16", None, 1, 2),
-    Format("U32", None, 1, 4), Format("U64", None, 1, 8), Format("F8_E4M3", None, 1, 1),
-    Format("F8_E5M2", None, 1, 1), Format("F8_E8M0", None, 1, 1), Format("C64", None, 1, 8),
-)}
 
 
 # ---------------------------------------------------------------------------------------
@@ -8492,12 +8501,12 @@ OWN_BIT = [16, 32, 64, 128] * 8
 
 def emit_field(k, field, p, words):
     """Return integers 4 p .. 4 p + 3 of a field, a byte each and not yet less its bias."""
-    at, shift, width = _places(field.low)[p]
+    at, shift, width = _places(field.runs)[p]
     v = emit_bits(k, words[at], shift, width)
-    if field.high:
-        at, shift, width = _places(field.high)[p]
+    if field.upper:
+        at, shift, width = _places(field.upper)[p]
         if width:
-            v = k.or_(v, emit_bits(k, words[at], shift, width, field.place))
+            v = k.or_(v, emit_bits(k, words[at], shift, width, field.upper_bit))
     return v
 
 
@@ -8554,7 +8563,7 @@ def emit_scales(k, format, block, keep):
         if isinstance(field, _BitField):
             needed |= {_word_of(format, bit)[0] for _, bits in field.parts for bit in bits}
         elif isinstance(field, _Field):
-            needed |= {at for at, _, width in _places(field.low) + _places(field.high) if width}
+            needed |= {at for at, _, width in _places(field.runs) + _places(field.upper) if width}
     words, n_subs = Words(format, block, needed), format.block_len // format.sub_len
     d, m = emit_d(k, format, words, d_at)
     if format.scales is None:
@@ -8571,7 +8580,7 @@ def emit_scales(k, format, block, keep):
         for p in range(n_subs // 4):
             scales = emit_field(k, format.scales, p, words)
             mins = emit_field(k, format.mins, p, words) if m else None
-            signed, bias = format.scales.low[0][3] == 8, format.scales.bias
+            signed, bias = format.scales.runs[0][3] == 8, format.scales.bias
             for i in range(4):
                 low = k.i32_to_f32(emit_byte(k, mins, i, False, 0)) * m if m else None
                 keep(4 * p + i, k.i32_to_f32(emit_byte(k, scales, i, signed, bias)) * d, low)
@@ -8629,7 +8638,7 @@ def is_int8(format):
     """Whether the codes fill their bytes, and so have a sign; all others are biased."""
     codes = format.codes
     if isinstance(codes, _Field):
-        return codes.low[0][3] == 8 if codes.book is None else kept_bias(format) == 0
+        return codes.runs[0][3] == 8 if codes.book is None else kept_bias(format) == 0
     return False
 
 
@@ -8638,7 +8647,7 @@ def stretch_of(format):
     if not isinstance(format.codes, _Field):
         return 32 if isinstance(format.codes, _GridCodes) else format.block_len
     length = 0
-    for i, (at, n, shift, width) in enumerate(format.codes.low):
+    for i, (at, n, shift, width) in enumerate(format.codes.runs):
         if i and shift == 0:
             break
         length += n
@@ -8656,7 +8665,7 @@ def emit_codes(k, format, block, out):
         return emit_grid_codes(k, format, block, out)
     if isinstance(format.codes, _Trits):
         return emit_trits(k, format, block, out)
-    low, high = _places(format.codes.low), _places(format.codes.high)
+    low, high = _places(format.codes.runs), _places(format.codes.upper)
     per, n = stretch_of(format) // 4, format.block_len // stretch_of(format)
     low_step, high_step = [places[per][0] - places[0][0] if places[per:] else 0
                            for places in (low, high)]
@@ -8695,7 +8704,7 @@ def emit_stretch(k, format, low_block, low, high_block, high, out):
                 v = emit_bits(k, low_words[at], shift, width)
                 if high:
                     at, shift, width = high[p]
-                    v = k.or_(v, emit_bits(k, high_words[at], shift, width, field.place))
+                    v = k.or_(v, emit_bits(k, high_words[at], shift, width, field.upper_bit))
                 if field.spread:
                     v = k.or_(v, emit_spread(k, spread, p))
                 if field.book:
@@ -9024,7 +9033,7 @@ def emit_held_constants(k, format, n_rows=1):
     """
     if not isinstance(format.codes, _Field):
         return
-    width = format.codes.low[0][3]
+    width = format.codes.runs[0][3]
     if width < 8 and (n_rows == 1 or format.block_len == 32):
         k.hold_i8x32((1 << width) - 1)
     if format.codes.book and (n_rows == 1 or format.block_len == 32):
@@ -9086,8 +9095,8 @@ def matvec_rows(format):
     """
     if not isinstance(format.codes, _Field):
         return 4 if isinstance(format.codes, _GridCodes) else 1
-    sums = 1 if format.block_len == 32 else len({shift for _, _, shift, _ in format.codes.low})
-    return min(4, (5 if format.codes.high else 9) // sums)
+    sums = 1 if format.block_len == 32 else len({shift for _, _, shift, _ in format.codes.runs})
+    return min(4, (5 if format.codes.upper else 9) // sums)
 
 
 # Many rows: take eight weight rows apart into a panel, then multiply it with all rows.
