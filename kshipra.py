@@ -23,6 +23,7 @@ Read it, top to bottom:
     6. Model
     7. Sampling
     8. Decoding
+    9. Batching
 
     Part II. The same bits, fast
     10. Instructions
@@ -51,9 +52,11 @@ of the cache.  `_bytes`, `_bits`, `_s`: units; `_off`: bytes from the start of a
 MIT License; see the file LICENSE.
 """
 import argparse
+import atexit
 import base64
 import bisect
 import codecs
+import collections
 import contextlib
 import ctypes
 import functools
@@ -5050,8 +5053,19 @@ class Batch:
     """
 
     def __init__(self, rows, wanted, cache):
+        self.rows, self.wanted, self.cache = rows, wanted, cache
         self.tokens, self.positions, self.sequences = map(list, zip(*rows))
-        self.wanted, self.cache = wanted, cache
+
+    def padded(self, n_rows, n_wanted):
+        """Return the batch with its last row, and the last wanted one, once more or oftener.
+
+        What a row computes and stores is the same each time, so it changes nothing.
+        """
+        n_rows, n_wanted = n_rows - len(self.rows), n_wanted - len(self.wanted)
+        if not n_rows and not n_wanted:
+            return self
+        return Batch(self.rows + self.rows[-1:] * n_rows,
+                     self.wanted + self.wanted[-1:] * n_wanted, self.cache)
 
 
 def forward(model, ops, batch):
@@ -5121,7 +5135,8 @@ class Engine:
     turn: the lock of whoever uses the cache and the backend; one thread at a time does
     """
 
-    def __init__(self, checkpoint, ops, ctx_size=None, kv_type="f16", page_size=None):
+    def __init__(self, checkpoint, ops, ctx_size=None, kv_type="f16", page_size=None,
+                 cache_tokens=None):
         self.checkpoint, self.ops, self.prefill_rows = checkpoint, ops, ops.prefill_rows
         self.hparams = hp = Hparams(checkpoint)
         self.weights = load_weights(checkpoint, hp)
@@ -5140,13 +5155,23 @@ class Engine:
         self.attentions = [Attention(hp.n_heads, hp.n_kv_heads, hp.head_dim, hp.attn_scale,
                                      hp.layer_window(i), hp.attn_cap)
                            for i in range(hp.n_layers)]
-        self.kv_type = kv_type
+        self.kv_type, self._pools = kv_type, weakref.WeakSet()
         self.page_size = None if page_size is None else check_page_size(page_size)
         size = self.page_size or -(-self.ctx_size // CHUNK) * CHUNK
-        self.cache = PagePool([(hp.n_kv_heads, hp.head_dim)] * hp.n_layers,
-                              -(-self.ctx_size // size), size, kv_type)
+        self.cache_tokens = max(self.ctx_size, min(4 * self.ctx_size, 16384))
+        if cache_tokens is not None:
+            self.cache_tokens = check_whole("cache_tokens", cache_tokens, 1)
+        self.cache = self.new_pool(self.ctx_size, size)
         self.after_fork()
         _ENGINES.add(self)
+
+    def new_pool(self, n_positions, page_size):
+        """Return a PagePool for as many positions of this model's k and v."""
+        hp = self.hparams
+        pool = PagePool([(hp.n_kv_heads, hp.head_dim)] * hp.n_layers,
+                        -(-n_positions // page_size), page_size, self.kv_type)
+        self._pools.add(pool)
+        return pool
 
     def after_fork(self):
         """Begin anew what a forked child has no part in: the turns of its parent's threads."""
@@ -5202,7 +5227,7 @@ class Engine:
         try:
             for seq, end in ends.values():
                 seq.reserve(len(seq.tokens), end)
-            batch = Batch(rows, wanted, self.cache)
+            batch = Batch(rows, wanted, rows[0][2].pool)
             logits = self.compute(lambda ops: ops.run(forward, self, batch))
         except BaseException:           # the pages taken for nothing
             for seq, _ in ends.values():
@@ -5210,6 +5235,8 @@ class Engine:
             raise
         for token, _, seq in rows:
             seq.tokens.append(token)
+        for seq, _ in ends.values():
+            seq.publish()
         return logits
 
     def _check_row(self, ends, token, pos, seq):
@@ -5219,9 +5246,9 @@ class Engine:
         if not 0 <= pos < self.ctx_size:
             raise KshipraError(f"position {pos} is outside the context of {self.ctx_size}; "
                                "use a larger ctx_size")
-        if seq.pool is not self.cache:
-            raise KshipraError("the sequence is of another cache than this model's; make one "
-                               "with Sequence(model.cache)")
+        if seq.pool not in self._pools or any(seq.pool is not s.pool for s, _ in ends.values()):
+            raise KshipraError("the sequence is of another cache than this model's, or than the "
+                               "other rows'; make one with Sequence(model.cache)")
         end = ends[id(seq)][1] if id(seq) in ends else len(seq.tokens)
         if pos != end:
             raise KshipraError(f"position {pos} does not follow the {end} tokens of its "
@@ -5503,13 +5530,14 @@ class Transcript:
 
     ids: the tokens so far, end token included   text: what was shown of them
     finish_reason: None as long as it goes on; then "stop" (end token or stop string) or "length"
+    max_tokens: how many there may be
     """
 
     def __init__(self, tokenizer, stop_ids, stops, max_tokens):
         self.ids, self.text = [], ""
         self.finish_reason = None if max_tokens else "length"
         self._stream, self._stops = tokenizer.stream(), StopStrings(stops)
-        self._stop_ids, self._max_tokens = stop_ids, max_tokens
+        self._stop_ids, self.max_tokens = stop_ids, max_tokens
 
     def push(self, token):
         """Take the next token; return the text that is certain now."""
@@ -5518,7 +5546,7 @@ class Transcript:
             self.finish_reason, text = "stop", ""
         else:
             text = self._stops.push(self._stream.push(token))
-            if len(self.ids) == self._max_tokens:
+            if len(self.ids) == self.max_tokens:
                 self.finish_reason = "length"
         if self.finish_reason and not self._stops.found:
             text += self._stops.push(self._stream.flush())
@@ -5597,6 +5625,338 @@ class Generation:
                 yield self.transcript.push(token)
         finally:
             tokens.close()
+
+
+# ---------------------------------------------------------------------------------------
+# 9. Batching
+#
+# A step reads every weight once, however many rows it multiplies, so eight texts together cost
+# little more than one.  The one idea: a row is (token, position, sequence) and a sequence has
+# pages of its own (chapter 5), so texts of any lengths stand in one flat batch as they are.
+# Nothing is padded, no row sees another text, and which rows share a step is scheduling alone:
+# since each row rounds by itself (chapter 4), it never changes an answer.
+#
+#   static       all texts begin together, and the batch shrinks as they end
+#   continuous   texts come and go between any two steps:
+#
+#   waiting --admitted, when its prompt's pages are free--> running --end token, limit--> finished
+#      ^                                                       |
+#      '---- preempted, when an older one needs its pages -----'
+#
+# What always holds: requests stand in order of arrival, the running before the waiting; only the
+# first that waits is admitted, only the last that runs is preempted, and one alone always finds
+# room.  So the oldest goes on at every step, and nobody waits for ever.
+#
+# Sources: Yu et al. (2022), "Orca", for scheduling by the step; Kwon et al. (2023),
+# "PagedAttention", for preemption; Agrawal et al. (2024), "Sarathi-Serve", for prompts read in
+# pieces between the rows that decode.
+
+class Request(Generation):
+    """A Generation among others, which is not asked for its text but given it.
+
+    choose(logits, tokens so far) -> token   seq: its Sequence   tokens: its prompt and its ids
+    finish_reason: may also be "cancelled" and "error"   error: what went wrong, if anything did
+    n_reused: positions of its prompt that another text had computed
+
+    Iterating gives pieces of text as they come; `async for` does too, and `await` the whole
+    text.  Any thread may iterate, wait or cancel.
+    """
+
+    def __init__(self, prompt_ids, choose, transcript, seq):
+        super().__init__((), prompt_ids, transcript)
+        self.choose, self.seq, self.tokens = choose, seq, list(prompt_ids)
+        self.cancelled, self.error, self.n_reused = False, None, 0
+        self._arrival_s, self._told, self._over = time.perf_counter(), [], False
+        self._changed, self._futures = threading.Condition(), []
+
+    def pending(self):
+        """Return the tokens that are not in the cache; the logits of the last are wanted."""
+        return self.tokens[len(self.seq.tokens):]
+
+    def n_pages_to_end(self):
+        """Return how many pages it may need if it goes on to its limit."""
+        n_positions = len(self.prompt_ids) + self.transcript.max_tokens - 1
+        return -(-n_positions // self.seq.pool.page_size)
+
+    def take(self, logits):
+        """Choose the next token, and show the text that has become certain by it."""
+        token = self.choose(logits, self.tokens)
+        self.tokens.append(token)
+        passed_s = time.perf_counter() - self._arrival_s
+        self.ttft_s = self.ttft_s or passed_s
+        self.decode_s = passed_s - self.ttft_s
+        self._tell(self.transcript.push(token))
+
+    def end(self, reason=None, error=None):
+        """Give back its pages, and tell who waits that nothing more will come."""
+        self.seq.truncate(0)
+        if reason:
+            self.transcript.finish_reason = reason
+        self.error = error
+        self._tell("", over=True)
+
+    def _tell(self, piece, over=False):
+        with self._changed:
+            if piece:
+                self._told.append(piece)
+            self._over = self._over or over
+            futures, self._futures = self._futures, []
+            self._changed.notify_all()
+        for loop, future in futures:
+            try:
+                loop.call_soon_threadsafe(_resolve, future)
+            except RuntimeError:                # that loop has closed: nobody waits there
+                pass
+
+    def cancel(self):
+        """End it at the next step; what was generated stays.  Nothing to do if it is over."""
+        self.cancelled = True
+
+    close = cancel
+
+    def result(self, timeout_s=None) -> str:
+        """Wait for the end, and return the whole text.
+
+        Raises TimeoutError if it takes longer than timeout_s, and what went wrong otherwise.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._over, timeout_s):
+                raise TimeoutError(f"not finished after {timeout_s} s")
+        if self.error:
+            raise self.error
+        return self.text
+
+    def __iter__(self):
+        return self._follow(self._told)
+
+    __next__ = None                             # each `for` begins at the beginning
+
+    def tokens(self):
+        return self._follow(self.ids)
+
+    def _follow(self, items):
+        """Yield what is in a list and what comes to it, to the end."""
+        at = 0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._over or len(items) > at)
+                new = items[at:]
+            yield from new
+            at += len(new)
+            if not new:
+                self.result()                   # raises what went wrong
+                return
+
+    async def __aiter__(self):
+        at = 0
+        while True:
+            with self._changed:
+                pieces, over = self._told[at:], self._over
+                future = None
+                if not pieces and not over:
+                    import asyncio              # here, since it takes 40 ms that few need
+                    loop = asyncio.get_running_loop()
+                    future = loop.create_future()
+                    self._futures.append((loop, future))
+            if future:
+                await future
+                continue
+            for piece in pieces:
+                yield piece
+            at += len(pieces)
+            if not pieces:
+                self.result()
+                return
+
+    def __await__(self):
+        return self._whole().__await__()
+
+    async def _whole(self):
+        async for _ in self:
+            pass
+        return self.text
+
+
+def _resolve(future):
+    if not future.done():                       # it is, where its task was cancelled
+        future.set_result(None)
+
+
+def run_static(engine, requests):
+    """Continue all requests together until each has ended.
+
+    The first round reads all prompts, one behind the other in one flat batch; every later one
+    is a row of each text that goes on.  Requests of one and the same prompt_ids (n completions)
+    are forks of the first of them, which has read all but the last token.
+    """
+    active, first_of = list(requests), {}
+    for request in active:
+        first = first_of.setdefault(id(request.prompt_ids), request)
+        if first is request:
+            request.n_reused = request.seq.adopt(request.tokens)
+        else:
+            if len(first.pending()) > 1:
+                prefill(engine, first.seq, first.pending()[:-1])
+            request.seq, request.n_reused = first.seq.fork(), len(first.seq.tokens)
+    while active:
+        rows, wanted = [], []
+        for request in active:
+            start = len(request.seq.tokens)
+            rows += [(token, start + i, request.seq)
+                     for i, token in enumerate(request.pending())]
+            wanted.append(len(rows) - 1)
+        logits, n = [], engine.prefill_rows
+        for a in range(0, len(rows), n):
+            logits += engine.step(rows[a:a + n], [i - a for i in wanted if a <= i < a + n])
+        for request, row in zip(active, logits):
+            request.take(row)
+            if request.finish_reason:
+                request.end()
+        active = [request for request in active if not request.finish_reason]
+
+
+class Scheduler:
+    """Requests that come and go, of which each step takes what fits.
+
+    engine: Engine   pool: PagePool, which the requests share   max_rows: rows of a step
+    max_running: requests that decode together
+    waiting, running: Requests, in order of arrival
+
+    Call `step` as long as it returns true; or `submit`, from any thread, and a thread does so in
+    the background that lives as long as there is a request.
+    """
+
+    def __init__(self, engine, pool, max_rows=None, max_running=64):
+        self.engine, self.pool = engine, pool
+        self.max_rows = max_rows or engine.prefill_rows
+        self.max_running = min(max_running, self.max_rows)
+        self.waiting, self.running = collections.deque(), []
+        self.n_steps = self.n_rows = self.n_preempted = 0
+        self._inbox, self._lock, self._thread = [], threading.Lock(), None
+
+    def add(self, request):
+        """Let a request wait for its turn."""
+        self.waiting.append(request)
+
+    def submit(self, request):
+        """Add a request, and see to it that a thread steps."""
+        with self._lock:
+            self._inbox.append(request)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="kshipra", daemon=True)
+                atexit.register(self.close)
+                self._thread.start()
+
+    def _work(self):
+        more = False
+        while True:
+            with self._lock:
+                arrived, self._inbox = self._inbox, []
+                if not arrived and not more:
+                    self._thread = None
+                    atexit.unregister(self.close)
+                    return
+            for request in arrived:
+                self.add(request)
+            more = self.step()
+
+    def close(self):
+        """End all requests as cancelled, and wait until the thread has ended."""
+        with self._lock:
+            thread = self._thread
+            for request in (*self._inbox, *self.waiting, *self.running):
+                request.cancel()
+        if thread not in (None, threading.current_thread()):
+            thread.join()
+
+    def step(self):
+        """Run the rows of one step; return whether there is more to do."""
+        self._end_cancelled()
+        self._admit()
+        work = self._choose_rows()
+        if work:
+            self._run(work)
+        self.running = [r for r in self.running if not r.finish_reason]
+        return bool(self.running or self.waiting)
+
+    def _end_cancelled(self):
+        for request in (*self.running, *self.waiting):
+            if request.cancelled:
+                request.end("cancelled")
+        self.running = [r for r in self.running if not r.finish_reason]
+        self.waiting = collections.deque(r for r in self.waiting if not r.finish_reason)
+
+    def _admit(self):
+        """Let the first that waits run, if all of its prompt and the next rows of the others fit.
+
+        What the pool still has of its prompt is taken over, and not computed again.
+        """
+        while self.waiting and len(self.running) < self.max_running:
+            request = self.waiting[0]
+            promised = sum(self._n_new_pages(r, 1) for r in self.running)
+            request.n_reused = request.seq.adopt(request.tokens)
+            need = self._n_new_pages(request, len(request.pending()))
+            if self.running and need + promised > self.pool.n_available:
+                request.seq.truncate(0)
+                return
+            self.running.append(self.waiting.popleft())
+
+    def _n_new_pages(self, request, n_rows):
+        """Return how many pages a request needs beyond its own for its next n_rows."""
+        seq = request.seq
+        return seq.n_new_pages(len(seq.tokens) + n_rows)
+
+    def _choose_rows(self):
+        """Return [(request, number of rows)] of the next step, the oldest request first.
+
+        Every request that decodes has its one row; what is left of max_rows goes to those that
+        still read their prompts.  Where pages are short, the youngest gives its own back.
+        """
+        while True:
+            left = self.max_rows - len(self.running)
+            work, need = [], 0
+            for request in self.running:
+                n = min(len(request.pending()), left + 1)
+                left -= n - 1
+                work.append((request, n))
+                need += self._n_new_pages(request, n)
+            if need <= self.pool.n_available:
+                return work
+            assert len(self.running) > 1, "one request alone always finds room"
+            request = self.running.pop()
+            request.seq.truncate(0)
+            self.waiting.appendleft(request)
+            self.n_preempted += 1
+
+    def _run(self, work):
+        """Compute the rows chosen; a request that cannot be computed ends, and no other."""
+        try:
+            results = self._step(work)
+        except Exception as error:
+            if len(work) > 1:
+                for one in work:
+                    self._run([one])
+            else:
+                work[0][0].end("error", error)
+            return
+        for request, row in results:
+            request.take(row)
+            if request.finish_reason:
+                request.end()
+
+    def _step(self, work):
+        """Return [(request, logits)] of those requests whose last token was among the rows."""
+        rows, wanted, whose = [], [], []
+        for request, n in work:
+            start, todo = len(request.seq.tokens), request.pending()
+            rows += [(token, start + i, request.seq) for i, token in enumerate(todo[:n])]
+            if n == len(todo):
+                wanted.append(len(rows) - 1)
+                whose.append(request)
+        logits = self.engine.step(rows, wanted)
+        self.n_steps += 1
+        self.n_rows += len(rows)
+        return list(zip(whose, logits))
 
 
 # ---------------------------------------------------------------------------------------
@@ -11285,7 +11645,7 @@ class Recording(Recorder):
         if scratch.n_bytes > SCRATCH_BYTES:
             raise BackendFault(f"heads of {spec.head_dim} are too wide for its scratch memory")
         if parts > 1:
-            slots = pool.n_pages * pool.page_size // CHUNK + 1
+            slots = self.n_positions // CHUNK + 2
             partials = Buffer(self.program, q.n_rows, slots,
                               q.n_rows * spec.n_heads * slots * scratch.slot_bytes)
         shared = dict(_located(out=out), n_heads=spec.n_heads, window=spec.window, slots=slots,
@@ -11456,7 +11816,7 @@ def usable_cores():
 # backend `Native`.
 
 ARENA_BYTES = 16 << 20                  # committed as it is written; so few recordings are redone
-KEPT_PROGRAMS = 8                       # the oldest goes first
+KEPT_PROGRAMS = 64                      # the oldest goes first
 TRIAL_POSITIONS = 4                     # of a rope's table, whatever the model's context
 
 
@@ -11726,6 +12086,17 @@ class Logits(array):
     __slots__ = ("best",)
 
 
+# A program is for a number of rows, and to record one takes as long as some tokens.  So that texts
+# may come and go without new programs, there are programs for some numbers only, and the rows of
+# a batch are filled up to the next of them.
+_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48)
+
+
+def _bucket(n):
+    """Return the number of rows of the program that runs n rows: from 48 on, multiples of 16."""
+    return _BUCKETS[bisect.bisect_left(_BUCKETS, n)] if n <= _BUCKETS[-1] else -(-n // 16) * 16
+
+
 class Native(Backend):
     """The backend of machine code: records programs, checks their kernels, runs them.
 
@@ -11771,6 +12142,8 @@ class Native(Backend):
 
     def run(self, forward, model, batch):
         """Return the logits of the wanted rows: record the forward pass, or use the record."""
+        n_wanted = len(batch.wanted)
+        batch = batch.padded(_bucket(len(batch.tokens)), _bucket(n_wanted))
         team, divided = self.team, self.is_divided(batch)
         key = len(batch.tokens), len(batch.wanted), divided, id(batch.cache)
         program = self.programs.get(key)
@@ -11780,7 +12153,7 @@ class Native(Backend):
             if len(self.programs) == KEPT_PROGRAMS:
                 del self.programs[next(iter(self.programs))]
             self.programs[key] = program
-        return self.run_program(team, program, batch)
+        return self.run_program(team, program, batch)[:n_wanted]
 
     def is_divided(self, batch):
         """Return whether the attention of some row is worth dividing among the threads."""
@@ -12339,6 +12712,10 @@ class Model(Engine):
         sampling: the parameters of Sampler
         """
         ids = self.prompt_ids(prompt)
+        tokens, limit = self._tokens(ids, max_tokens, strategy, progress, sampling)
+        return Generation(tokens, ids, self._transcript(limit, stop, ignore_eos))
+
+    def _transcript(self, limit, stop, ignore_eos):
         if isinstance(stop, bytes) or not hasattr(stop or (), "__iter__"):
             raise KshipraError(f"stop is {_quote(stop)}; a str or several are needed")
         stops = [stop] if isinstance(stop, str) else list(stop or ())
@@ -12346,9 +12723,8 @@ class Model(Engine):
             if not isinstance(text, str) or not text:
                 raise KshipraError(f"a stop string is {_quote(text) if text else 'empty'}; a str "
                                    "of at least one character is needed")
-        tokens, limit = self._tokens(ids, max_tokens, strategy, progress, sampling)
-        stop_ids = () if ignore_eos else self.tokenizer.stop_ids
-        return Generation(tokens, ids, Transcript(self.tokenizer, stop_ids, stops, limit))
+        return Transcript(self.tokenizer, () if ignore_eos else self.tokenizer.stop_ids, stops,
+                          limit)
 
     def generate_ids(self, prompt, max_tokens: "int | None" = MAX_TOKENS, **options):
         """Iterate over token ids, the end token included; parameters as for generate."""
@@ -12360,13 +12736,84 @@ class Model(Engine):
         check_choice("strategy", strategy, STRATEGIES)
         # The last token needs no place in the cache.
         limit = self.check_limit(max_tokens, self.ctx_size - len(ids) + 1)
+        return STRATEGIES[strategy](self, ids, self._chooser(sampling), self.session,
+                                    progress), limit
+
+    def _chooser(self, sampling):
         sampler = Sampler(ops=self, **sampling)
         n_vocab = min(self.tokenizer.n_used, self.hparams.n_vocab)
+        return lambda logits, past: sampler(logits, past, n_vocab)
 
-        def choose(logits, past):
-            return sampler(logits, past, n_vocab)
+    # Many texts at once: chapter 9
 
-        return STRATEGIES[strategy](self, ids, choose, self.session, progress), limit
+    @property
+    def scheduler(self):
+        """The Scheduler of `submit`, made when it is first asked for.
+
+        Its pages serve generate_batch and fork too; texts that begin alike share them.
+        """
+        with self.turn:
+            if self._scheduler is None:
+                pool = self.cache if self.page_size else self.new_pool(self.cache_tokens, CHUNK)
+                self._scheduler = Scheduler(self, pool)
+            return self._scheduler
+
+    def after_fork(self):
+        super().after_fork()
+        self._scheduler = None          # it and its requests are the parent's
+
+    def close(self):
+        if self._scheduler is not None:
+            self._scheduler.close()
+        super().close()
+
+    def _request(self, ids, max_tokens=MAX_TOKENS, stop=(), ignore_eos=False, **sampling):
+        """Return the Request for a prompt's ids; parameters as for generate."""
+        self.check_prompt(ids)
+        pool = self.scheduler.pool
+        most = min(self.ctx_size, pool.n_pages * pool.page_size)
+        if len(ids) > most:
+            raise KshipraError(f"the prompt has {len(ids)} tokens but the shared pages hold "
+                               f"{most}; load the model with a larger cache_tokens")
+        limit = self.check_limit(max_tokens, most - len(ids) + 1)
+        return Request(ids, self._chooser(sampling), self._transcript(limit, stop, ignore_eos),
+                       Sequence(pool))
+
+    def generate_batch(self, prompts, n: int = 1, seed: "int | None" = None,
+                       **options) -> "list[Generation]":
+        """Continue several prompts together; return their Generations, finished, in order.
+
+        prompts: a list, each as for generate   n: completions of each prompt; with a seed, the
+        j-th of them has seed + j   options: as for generate, the same for all
+        """
+        if isinstance(prompts, (str, bytes)):
+            raise KshipraError("prompts is one prompt; a list of prompts is needed")
+        n = check_whole("n", n, 1)
+        requests = [self._request(ids, seed=None if seed is None else seed + j, **options)
+                    for ids in map(self.prompt_ids, prompts) for j in range(n)]
+        waiting = [request for request in requests if not request.finish_reason]
+        while waiting:                          # as many at a time as the pages hold to the end
+            n_pages, part = self.scheduler.pool.n_available, []
+            for request in waiting:
+                n_pages -= request.n_pages_to_end()
+                if n_pages < 0 and part:
+                    break
+                part.append(request)
+            run_static(self, part)
+            del waiting[:len(part)]
+        return requests
+
+    def submit(self, prompt, **options) -> Request:
+        """Let a prompt be continued among others, in the background; return its Request.
+
+        Parameters as for generate.  Many threads may call this.
+        """
+        request = self._request(self.prompt_ids(prompt), **options)
+        if request.finish_reason:
+            request.end()
+        else:
+            self.scheduler.submit(request)
+        return request
 
 
 def open_checkpoint(path):
@@ -12434,14 +12881,15 @@ def give_back_memory():
 
 def load(path: "str | os.PathLike | None" = None, device: str = "auto",
          threads: "int | None" = None, ctx_size: "int | None" = None, kv_type: str = "f16",
-         page_size: "int | None" = None) -> Model:
+         page_size: "int | None" = None, cache_tokens: "int | None" = None) -> Model:
     """Load a model.
 
     path: GGUF file, safetensors file, Hugging Face directory; None: the model in this file
     device: "native" for machine code, "python" for chapter 4, "auto" for the first that works
     threads: None for all that pay   ctx_size: positions in the cache; None: the model's own, at
     most DEFAULT_CTX   kv_type: "f32", "f16" or "q8_0", for the cache   page_size: positions in
-    a page of it; None: one page
+    a page of it; None: one page   cache_tokens: positions in the pages that generate_batch and
+    submit share; None: four contexts, or 16384 if that is less
     Raises KshipraError for anything wrong with the file or the parameters.
     """
     give_back_memory()
@@ -12451,7 +12899,7 @@ def load(path: "str | os.PathLike | None" = None, device: str = "auto",
     weight_bytes = sum(t.n_bytes for t in checkpoint.tensors.values())
     ops = choose_backend(device, threads, weight_bytes)
     return Model(checkpoint, tokenizer_of(checkpoint), ops, ctx_size=ctx_size, kv_type=kv_type,
-                 page_size=page_size)
+                 page_size=page_size, cache_tokens=cache_tokens)
 
 
 def free_memory_bytes():

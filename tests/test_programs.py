@@ -297,3 +297,22 @@ def test_nothing_grows_over_many_tokens():
     kv_kb = 1990 * 4 * 2 * 4 * 8 * 2 / 1024
     assert grown_kb <= 1.05 * kv_kb + 256, f"{grown_kb} KB for {kv_kb} KB of cache"
     assert garbage == 0
+
+
+def test_texts_that_come_and_go_record_no_new_programs():
+    """Rows are filled up to a number that there is a program for, and give the same bits."""
+    model, exact = native_shared(), kshipra.load(device="python")
+    pools = [engine.new_pool(64 * 64, 64) for engine in (model, exact)]
+    model.ops.programs.clear()
+    for n_rows in (*range(1, 30), 47, 50, 63):
+        results = []
+        for engine, pool in zip((model, exact), pools):
+            seqs = [kshipra.Sequence(pool) for _ in range(n_rows)]
+            results.append(engine.step([(5 + i, 0, seq) for i, seq in enumerate(seqs)],
+                                       range(0, n_rows, 2)))
+            for seq in seqs:
+                seq.truncate(0)
+        assert results[0] == results[1] and len(results[0]) == -(-n_rows // 2)
+    buckets = [kshipra._bucket(n) for n in range(193)]
+    assert all(n <= b <= n + max(n // 2, 15) for n, b in enumerate(buckets))
+    assert len(model.ops.programs) <= 25 and max(buckets) == 192
