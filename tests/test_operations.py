@@ -448,3 +448,12 @@ def test_experts_are_mixed_by_their_weights(n_rows, n_used, seed):
             (out,) = ops.matmul(down[experts[pick]], inside)
             wanted = [a + route.weights[pick] * b for a, b in zip(wanted, out)]
         assert list(row) == pytest.approx(wanted, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_row_that_goes_is_looked_at_when_it_goes(bad):
+    """Nothing after `rows` can tell of it any more; of a row that stays, the logits tell."""
+    ops, x = kshipra.Reference(), [array("f", [1.0, 2.0]), array("f", [3.0, bad])]
+    with pytest.raises(kshipra.KshipraError, match="infinite"):
+        ops.rows(x, [0])
+    assert ops.rows(x[:1], []) == [] and ops.rows(x, [0, 1]) == x
