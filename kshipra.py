@@ -4310,18 +4310,18 @@ class Sequence:
             return n
         return next(i for i in range(n) if self.tokens[i] != tokens[i])
 
-    def planes(self):
-        """Yield the runs of bytes of all positions, a list for each layer, k and v, and head."""
+    def planes(self, end):
+        """Yield the runs of bytes of positions 0..end-1, a list for each layer, k and v, head."""
         for layer, (n_kv_heads, _) in enumerate(self.pool.layers):
             for which, head in itertools.product((0, 1), range(n_kv_heads)):
-                yield list(self.pool.runs(layer, self, which, head, 0, len(self.tokens)))
+                yield list(self.pool.runs(layer, self, which, head, 0, end))
 
     def copy_to(self, pool):
         """Return a sequence of another pool of the same kind that holds the same."""
         other = Sequence(pool)
         try:
             other.fill(self.tokens, b"".join(
-                self.pool.arena[a:b] for runs in self.planes() for a, b in runs))
+                self.pool.arena[a:b] for runs in self.planes(len(self.tokens)) for a, b in runs))
         except BaseException:
             other.truncate(0)
             raise
@@ -4330,12 +4330,13 @@ class Sequence:
     def fill(self, tokens, data):
         """Take pages for `tokens`, and write the bytes of all planes into them."""
         self.reserve(0, len(tokens))
-        self.tokens = list(tokens)
+        tokens = list(tokens)
         at = 0
-        for runs in self.planes():
+        for runs in self.planes(len(tokens)):
             for a, b in runs:
                 self.pool.arena[a:b] = data[at:at + b - a]
                 at += b - a
+        self.tokens = tokens
         self.publish()
 
 
@@ -4359,7 +4360,7 @@ def save_sequence(seq, path, identity):
     try:
         with open(part, "wb") as f:
             pieces = [_SESSION_MAGIC, struct.pack("<I", len(header)), header]
-            for piece in chain(pieces, (pool.arena[a:b] for runs in seq.planes()
+            for piece in chain(pieces, (pool.arena[a:b] for runs in seq.planes(len(seq.tokens))
                                         for a, b in runs)):
                 digest.update(piece)
                 f.write(piece)
@@ -4373,12 +4374,13 @@ def save_sequence(seq, path, identity):
             os.remove(part)
 
 
-def load_sequence(pool, path, identity, n_ctx):
-    """Return the sequence of a file that save_sequence wrote, in pages of `pool`.
+def load_sequence(seq, path, identity, n_ctx):
+    """Let a sequence hold what save_sequence wrote to a file, in its own pool's pages.
 
-    Everything is checked before a page is taken.  Raises KshipraError for a file that is damaged,
-    that is of another model or another kind of cache, or longer than n_ctx positions.
+    Everything is checked before the sequence is touched.  Raises KshipraError for a file that is
+    damaged, of another model or another kind of cache, or longer than n_ctx positions.
     """
+    pool = seq.pool
     try:
         with open(path, "rb") as f:
             data = f.read()
@@ -4402,22 +4404,19 @@ def load_sequence(pool, path, identity, n_ctx):
         if a != b:
             raise KshipraError(f"the session was saved with {name} {_quote(a)}, and this is {b!r};"
                                " load the model it belongs to", path)
-    if len(tokens) > n_ctx:
-        raise KshipraError(f"the session has {len(tokens)} tokens, but the context holds {n_ctx}; "
-                           "load the model with a larger ctx_size", path)
+    n_pages = -(-len(tokens) // pool.page_size)
+    if len(tokens) > n_ctx or n_pages > pool.n_available + len(seq.table):
+        raise KshipraError(f"the session has {len(tokens)} tokens, but the context holds {n_ctx} "
+                           f"and {pool.n_available + len(seq.table)} pages of {pool.page_size} "
+                           "are free; load the model with a larger ctx_size", path)
     need_bytes = 2 * len(tokens) * sum(n_kv_heads * n_bytes for (n_kv_heads, _), n_bytes
                                        in zip(pool.layers, pool.vector_bytes))
     if len(body) - start - n_header != need_bytes or min(tokens, default=0) < 0:
         raise KshipraError(f"the session's {len(tokens)} tokens need {need_bytes} bytes of keys "
                            f"and values, but there are {len(body) - start - n_header}; save it "
                            "anew", path, start + n_header)
-    seq = Sequence(pool)
-    try:
-        seq.fill(tokens, memoryview(body)[start + n_header:])
-    except BaseException:
-        seq.truncate(0)
-        raise
-    return seq
+    seq.truncate(0)
+    seq.fill(tokens, memoryview(body)[start + n_header:])
 
 
 # ---------------------------------------------------------------------------------------
@@ -5190,6 +5189,21 @@ class Engine:
 
     def __exit__(self, *_):
         self.close()
+
+    def identity(self):
+        """Return a digest that two models share only if they compute the same.
+
+        It is made of the numbers of the file, and of every tensor's name, format, shape and
+        first bytes; all bytes of a large file would take too long.
+        """
+        digest = hashlib.sha256()
+        for name, t in sorted(self.checkpoint.tensors.items()):
+            digest.update(repr((name, t.format.name, tuple(t.shape))).encode())
+            digest.update(bytes(memoryview(t.data)[:4096]))
+        for key, value in sorted(self.hparams.numbers.items()):
+            if not key.startswith("tokenizer."):
+                digest.update(repr((key, value)).encode("utf-8", "replace"))
+        return digest.hexdigest()
 
     def step(self, rows, wanted=None):
         """Run rows through the model and return the logits of those that are wanted.
@@ -12702,17 +12716,18 @@ class Model(Engine):
 
     def generate(self, prompt, max_tokens: "int | None" = MAX_TOKENS, stop=None,
                  ignore_eos: bool = False, strategy: str = "cached", progress=None,
-                 **sampling) -> Generation:
+                 session: "Sequence | None" = None, **sampling) -> Generation:
         """Return a Generation: an iterator of text pieces.
 
         prompt: str, or token ids   max_tokens: None for as many as the context holds
         stop: str or several; none of it is shown   ignore_eos: go on after an end token
         strategy: "cached" or "baseline", as in chapter 8
         progress(done, total): called while the prompt is read
+        session: of fork; what it has of the prompt is not read again; None: that of the last text
         sampling: the parameters of Sampler
         """
         ids = self.prompt_ids(prompt)
-        tokens, limit = self._tokens(ids, max_tokens, strategy, progress, sampling)
+        tokens, limit = self._tokens(ids, max_tokens, strategy, progress, session, sampling)
         return Generation(tokens, ids, self._transcript(limit, stop, ignore_eos))
 
     def _transcript(self, limit, stop, ignore_eos):
@@ -12730,13 +12745,13 @@ class Model(Engine):
         """Iterate over token ids, the end token included; parameters as for generate."""
         return self.generate(prompt, max_tokens, **options).tokens()
 
-    def _tokens(self, ids, max_tokens, strategy, progress, sampling):
+    def _tokens(self, ids, max_tokens, strategy, progress, session, sampling):
         """Return (endless token generator, how many tokens to take from it)."""
         self.check_prompt(ids)
         check_choice("strategy", strategy, STRATEGIES)
         # The last token needs no place in the cache.
         limit = self.check_limit(max_tokens, self.ctx_size - len(ids) + 1)
-        return STRATEGIES[strategy](self, ids, self._chooser(sampling), self.session,
+        return STRATEGIES[strategy](self, ids, self._chooser(sampling), session or self.session,
                                     progress), limit
 
     def _chooser(self, sampling):
@@ -12802,6 +12817,33 @@ class Model(Engine):
             run_static(self, part)
             del waiting[:len(part)]
         return requests
+
+    def fork(self, n: int = 1) -> "list[Sequence]":
+        """Return n sessions that begin with the text of this one, for generate(session=...).
+
+        They share its keys and values until they differ.
+        """
+        with self.turn:
+            pool, seq = self.scheduler.pool, self.session
+            if pool is not self.cache:
+                seq = seq.copy_to(pool)
+            forks = [seq.fork() for _ in range(check_whole("n", n, 1))]
+            if seq is not self.session:
+                seq.truncate(0)
+            return forks
+
+    def save_session(self, path) -> None:
+        """Write the keys and values of the last text to a file, which appears whole or not."""
+        with self.turn:
+            save_sequence(self.session, path, self.identity())
+
+    def load_session(self, path) -> None:
+        """Take up a text from save_session: a prompt that begins like it need not be read again.
+
+        Raises KshipraError, and changes nothing, if the file is damaged or of another model.
+        """
+        with self.turn:
+            load_sequence(self.session, path, self.identity(), self.ctx_size)
 
     def submit(self, prompt, **options) -> Request:
         """Let a prompt be continued among others, in the background; return its Request.

@@ -321,3 +321,48 @@ def test_closing_ends_what_runs(path):
     assert handle.finish_reason in ("cancelled", "length")
     with pytest.raises(TimeoutError):
         model._request(PROMPTS[1], **GREEDY).result(0.01)
+
+
+# Forks, and sessions that outlive the process.
+
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_forks_go_on_each_by_itself(path, device, page_size):
+    prompt = tiny.ids(70)
+    with kshipra.load(path, device=device, page_size=page_size, cache_tokens=512) as model:
+        said = list(model.generate_ids(prompt, max_tokens=4, **GREEDY))
+        forks = model.fork(3)
+        pool = model.scheduler.pool
+        assert max(pool.refs) >= 3              # shared, not copied
+        for i, fork in enumerate(forks):
+            longer = prompt + said[:i] + tiny.ids(3, seed=i)
+            got = list(model.generate_ids(longer, max_tokens=4, session=fork, **GREEDY))
+            assert got == alone(path, device, longer, max_tokens=4, **GREEDY)[0]
+            fork.truncate(0)
+        assert list(model.generate_ids(prompt, max_tokens=4, **GREEDY)) == said
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+def test_a_saved_session_goes_on_to_the_bit(path, device, tmp_path, kv_type):
+    prompt = tiny.ids(50)
+    with kshipra.load(path, device=device, kv_type=kv_type) as model:
+        said = list(model.generate_ids(prompt, max_tokens=9, **GREEDY))
+        model.save_session(tmp_path / "s")
+        want = model.logits(prompt + said)[-1]
+    with kshipra.load(path, device="python", kv_type=kv_type, page_size=16) as model:
+        model.load_session(tmp_path / "s")
+        kept = list(model.session.tokens)
+        assert kept == (prompt + said)[:len(kept)] and len(kept) >= 58
+        rows = [(t, len(kept) + i, model.session) for i, t in enumerate((prompt + said)[len(kept):])]
+        assert model.step(rows)[-1] == want
+
+
+def test_a_session_of_another_model_is_refused_and_changes_nothing(path, tmp_path):
+    other = tiny.write(tmp_path / "other.gguf", format="Q4_0", n_ctx=128, n_layers=2, seed=9)
+    with kshipra.load(path) as model, kshipra.load(other) as wrong:
+        list(model.generate_ids(tiny.ids(9), max_tokens=2, **GREEDY))
+        model.save_session(tmp_path / "s")
+        list(wrong.generate_ids(tiny.ids(5), max_tokens=2, **GREEDY))
+        before = list(wrong.session.tokens)
+        with pytest.raises(KshipraError, match="saved with model"):
+            wrong.load_session(tmp_path / "s")
+        assert wrong.session.tokens == before

@@ -339,7 +339,9 @@ def test_a_saved_sequence_is_the_same_in_pages_of_any_size(tmp_path, kv_type):
     kshipra.save_sequence(seq, tmp_path / "s", "model")
     for page_size in (8, 128):
         pool = PagePool(layers, 100, page_size, kv_type)
-        for twin in (kshipra.load_sequence(pool, tmp_path / "s", "model", 77), seq.copy_to(pool)):
+        loaded = sequence_of(pool, 30)
+        kshipra.load_sequence(loaded, tmp_path / "s", "model", 77)
+        for twin in (loaded, seq.copy_to(pool)):
             assert twin.tokens == seq.tokens
             check(twin, book_of(seq.tokens, layers))
 
@@ -353,16 +355,18 @@ def test_a_saved_sequence_that_does_not_fit_or_is_damaged_changes_nothing(tmp_pa
     for pool_of, identity, n_ctx, words in (
             (pool, "another", 32, "saved with model 'model'"), (pool, "model", 19, "20 tokens"),
             (PagePool(LAYERS, 4, 8, "f16"), "model", 32, "kv_type 'f32'"),
-            (PagePool([(2, 4)], 4, 8, "f32"), "model", 32, "layers"),
-            (PagePool(LAYERS, 2, 8, "f32"), "model", 32, "all 2 pages")):
+            (PagePool(LAYERS[::-1], 4, 8, "f32"), "model", 32, "layers"),
+            (PagePool(LAYERS, 2, 8, "f32"), "model", 32, "2 pages of 8")):
+        own = sequence_of(pool_of, 3)
         with pytest.raises(KshipraError, match=words):
-            kshipra.load_sequence(pool_of, path, identity, n_ctx)
-        assert pool_of.n_available == pool_of.n_pages
+            kshipra.load_sequence(own, path, identity, n_ctx)
+        assert own.tokens == [0, 1, 2] and pool_of.n_available == pool_of.n_pages - 1
+        own.truncate(0)
     for at in range(0, len(data), 97):
         for bad in (data[:at], data[:at] + bytes([data[at] ^ 1]) + data[at + 1:]):
             path.write_bytes(bad)
             with pytest.raises(KshipraError, match="saved session|check sum"):
-                kshipra.load_sequence(pool, path, "model", 32)
+                kshipra.load_sequence(Sequence(pool), path, "model", 32)
     start = len(kshipra._SESSION_MAGIC) + 4
     n_header = int.from_bytes(data[start - 4:start], "little")
     header, planes = data[start:start + n_header], data[start + n_header:-32]
@@ -372,9 +376,9 @@ def test_a_saved_sequence_that_does_not_fit_or_is_damaged_changes_nothing(tmp_pa
         body = data[:start - 4] + len(odd).to_bytes(4, "little") + odd + planes
         path.write_bytes(body + hashlib.sha256(body).digest())
         with pytest.raises(KshipraError, match="header is not one|tokens need|with kv_type"):
-            kshipra.load_sequence(pool, path, "model", 32)
+            kshipra.load_sequence(Sequence(pool), path, "model", 32)
     assert pool.n_available == 4
     with pytest.raises(KshipraError, match="cannot be read"):
-        kshipra.load_sequence(pool, tmp_path / "none", "model", 32)
+        kshipra.load_sequence(Sequence(pool), tmp_path / "none", "model", 32)
     with pytest.raises(KshipraError, match="cannot be written"):
         kshipra.save_sequence(seq, tmp_path / "no" / "s", "model")
