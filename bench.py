@@ -41,7 +41,7 @@ from array import array
 from typing import NamedTuple, Optional
 
 import kshipra
-from kshipra import FORMATS, KshipraError, aligned, count, duration, short
+from kshipra import FORMATS, KshipraError, aligned, count, duration, resident_mb, short
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -274,25 +274,6 @@ def parse_shape(text, numbers):
 MARK = "@kshipra-bench "                # an answer; all else on the line is somebody's chatter
 
 
-def resident_mb():
-    """Return (now, peak) of this process's resident memory in MB, None where unknown.
-
-    Linux counts a child's peak in getrusage from its parent's, so it is asked for elsewhere.
-    """
-    try:
-        with open("/proc/self/status") as f:
-            kb = dict(line.split(":", 1) for line in f)
-        return tuple(round(int(kb[key].split()[0]) * 1024 / 1e6, 1) for key in ("VmRSS", "VmHWM"))
-    except OSError:
-        pass
-    try:
-        import resource
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return None, round(peak * (1 if sys.platform == "darwin" else 1024) / 1e6, 1)
-    except ImportError:
-        return None, None
-
-
 def timed(tokens, n, budget_s):
     """Take n tokens from an iterator and return them, and the seconds for each.
 
@@ -347,7 +328,7 @@ class Process:
         self.name, self.limit_s = opener.__name__, limit_s
         ours = map(globals().get, PARTS.get(opener.__name__, ()))
         parts = [resident_mb, timed, serve, *ours, opener]
-        source = "import json, os, sys, time\n"
+        source = "import contextlib, json, os, sys, time\n"
         if opener.__name__ in PARTS:        # of ours; another engine shall not pay for it
             source += f"sys.path.insert(0, {HERE!r})\nimport kshipra\nfrom array import array\n"
         source += "\n\n".join(map(inspect.getsource, parts)) + f"\n\nserve({opener.__name__})\n"

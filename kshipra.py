@@ -58,7 +58,6 @@ import bisect
 import codecs
 import collections
 import contextlib
-import ctypes
 import functools
 import hashlib
 import heapq
@@ -71,6 +70,7 @@ import os
 import platform
 import random
 import re
+import select
 import struct
 import sys
 import threading
@@ -85,8 +85,15 @@ from itertools import chain, repeat
 from operator import add, mul, neg, sub, truediv
 from typing import NamedTuple
 
+try:
+    import ctypes
+except ImportError:                     # a Python built without it: no machine code
+    ctypes = None
+
 __all__ = ["FORMATS", "GGUF", "HFDirectory", "KshipraError", "Safetensors", "Tensor", "load",
            "load_tokenizer", "main", "write_gguf", "write_safetensors"]
+
+__version__ = "0.1"
 
 
 class KshipraError(ValueError):
@@ -2285,7 +2292,8 @@ class Vocabulary:
         self.texts, self.types = texts, bytearray(iter(types))
         self._places = Finder(texts)
         self._retype(CONTROL_TEXTS, CONTROL)
-        if CONTROL in [self.types[token] for token in map(self.token, _S_TAGS) if token is not None]:
+        if CONTROL in [self.types[token] for token in map(self.token, _S_TAGS)
+                       if token is not None]:
             self._retype(_S_TAGS, CONTROL)
         if spells_bytes and self.types.count(BYTE) < 256:
             self._retype([f"<0x{byte:02X}>" for byte in range(256)], BYTE)
@@ -2991,7 +2999,8 @@ def _tokenizer_from_hf(directory):
     model, before, after = files.model()
     vocabulary, settings = model.vocabulary, files.settings
     bos_id, eos_id = files.named("bos_token", vocabulary), files.named("eos_token", vocabulary)
-    bos_ids = [bos_id, before and vocabulary.token(before), *files.listed("bos_token_id", vocabulary)]
+    bos_ids = [bos_id, before and vocabulary.token(before),
+               *files.listed("bos_token_id", vocabulary)]
     eos_ids = [eos_id, *files.listed("eos_token_id", vocabulary)]
     bos_id, eos_id = (next((token for token in ids if token is not None), None)
                       for ids in (bos_ids, eos_ids))
@@ -8439,7 +8448,8 @@ _MEM_COMMIT_RESERVE, _MEM_RELEASE = 0x3000, 0x8000         # Windows
 _PAGE_READWRITE, _PAGE_EXECUTE_READ = 4, 0x20
 
 # What ctypes has to know to call a kernel: nothing is returned; args, chunk, scratch.
-KERNEL_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+KERNEL_FUNCTION = ctypes and ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64,
+                                              ctypes.c_void_p)
 
 
 def _foreign(library, name, result, *arguments):
@@ -8676,6 +8686,8 @@ def _ask_arm64():
 @functools.lru_cache(None)
 def host_instruction_sets():
     """Return (instruction sets that kernels may use here, best first; the reason if none)."""
+    if ctypes is None:
+        return [], "this Python has no ctypes, which calls machine code"
     if ctypes.sizeof(ctypes.c_void_p) != 8 or sys.byteorder != "little" or _MACHINE is None:
         return [], f"no code generator for this machine ({platform.machine()}, " \
                    f"{8 * ctypes.sizeof(ctypes.c_void_p)}-bit Python)"
@@ -10641,7 +10653,7 @@ class AttentionKernel:
         return pos & (CHUNK - 1), ((self["last"] - pos) >> 3) + 1
 
     def all_pairs(self, sizes, step):
-        """Emit `step` for all pairs, n at once, with as large an n of `sizes` as there are left."""
+        """Emit `step` for all pairs, n at once, n as large a one of `sizes` as there are left."""
         k, at = self.k, self.at
         pair, left = k.copy(k.scratch), self["n_pairs"]
         for n in sizes:
@@ -12865,6 +12877,11 @@ def open_checkpoint(path):
     path = check_path(path)
     if os.path.isdir(path):
         return HFDirectory(path)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not os.path.exists(path) \
+            and not path.endswith((".gguf", ".safetensors")):
+        raise KshipraError("no such file or directory; if this is the name of a model on a hub, "
+                           "fetch its GGUF file, or config.json, the tokenizer and *.safetensors "
+                           "into a directory, and give the path of that", path)
     if not path.endswith(".safetensors"):
         return GGUF(path)
     Safetensors(path)                   # what is wrong with this very file is said first
@@ -12914,7 +12931,7 @@ def choose_backend(device, threads, weight_bytes):
 
 def give_back_memory():
     """Have glibc return what Python needed to translate this file, some 25 MB, to the system."""
-    if sys.platform == "linux":
+    if sys.platform == "linux" and ctypes:
         try:
             _foreign(ctypes.CDLL(None), "malloc_trim", ctypes.c_int, ctypes.c_size_t)(0)
         except AttributeError:          # another C library
@@ -12953,26 +12970,21 @@ def free_memory_bytes():
         return None
 
 
-def peak_rss_mb():
-    """Return the largest resident size of this process so far in MB, or None.
+def resident_mb():
+    """Return (MB in memory now, the most so far) of this process, None for what is not known.
 
     Linux counts a child's peak in getrusage from its parent's, so it is asked for elsewhere.
     """
-    try:
+    with contextlib.suppress(OSError, KeyError, ValueError):
         with open("/proc/self/status") as f:
-            return round(int(re.search(r"VmHWM:\s+(\d+)", f.read()).group(1)) * 1024 / 1e6, 1)
-    except (OSError, AttributeError):
-        pass
+            kb = dict(line.split(":", 1) for line in f)
+        return tuple(round(int(kb[key].split()[0]) * 1024 / 1e6, 1) for key in ("VmRSS", "VmHWM"))
     try:
         import resource                 # not on Windows
     except ImportError:
-        return None
+        return None, None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak * (1 if sys.platform == "darwin" else 1024) / 1e6, 1)
-
-
-def megabytes(n_bytes):
-    return f"{n_bytes / 1e6:,.1f} MB"
+    return None, round(peak * (1 if sys.platform == "darwin" else 1024) / 1e6, 1)
 
 
 def describe(path, ctx_size=None, kv_type="f16"):
@@ -12997,7 +13009,7 @@ def describe(path, ctx_size=None, kv_type="f16"):
         yield f"  {_shown(name):<40} {t.format.name:<6} {tuple(t.shape)}"
         weight_bytes += t.n_bytes
     yield "memory"
-    yield f"  weights      {megabytes(weight_bytes)}, mapped from the file"
+    yield f"  weights      {count(weight_bytes, 'B')}, mapped from the file"
     if alone:
         return
     checkpoint.require_model()
@@ -13011,14 +13023,14 @@ def describe(path, ctx_size=None, kv_type="f16"):
         idle = sum(t.n_bytes for name, t in checkpoint.tensors.items()
                    if EXPERT_TENSORS.fullmatch(name)) * (hp.n_experts - hp.n_used) // hp.n_experts
         yield (f"  experts      {hp.n_used} of {hp.n_experts} in each layer for a token, which so "
-               f"reads {megabytes(weight_bytes - idle)} of the weights")
-    yield (f"  KV cache     {megabytes(kv_bytes * n_ctx)}, {kv_type}, {n_ctx} positions "
+               f"reads {count(weight_bytes - idle, 'B')} of the weights")
+    yield (f"  KV cache     {count(kv_bytes * n_ctx, 'B')}, {kv_type}, {n_ctx} positions "
            f"of {kv_bytes} bytes")
-    yield f"  scratch      {megabytes(scratch)}, for {Reference.prefill_rows} rows at a time"
+    yield f"  scratch      {count(scratch, 'B')}, for {Reference.prefill_rows} rows at a time"
     total, free = weight_bytes + kv_bytes * n_ctx + scratch, free_memory_bytes()
     verdict = "" if free is None else \
-        f" of {megabytes(free)} free" + ("" if total <= free else ": too little memory")
-    yield f"  together     {megabytes(total)}{verdict}"
+        f" of {count(free, 'B')} free" + ("" if total <= free else ": too little memory")
+    yield f"  together     {count(total, 'B')}{verdict}"
 
 
 def listed_kernels():
@@ -13055,52 +13067,166 @@ def kernel_listing(name):
     return f"{name}, {isa}\n\n{emit.__doc__.strip()}\n\n{listing(build(emit, *parameters), isa)}"
 
 
-OPTION_OF = {                           # how the command line calls parameters of the API
-    name: "--" + name.replace("_", "-") for name in (
-        "ctx_size", "kv_type", "page_size", "max_tokens", "top_k", "top_p", "min_p",
-        "repeat_penalty")}
+# The command line.  A row of OPTIONS is an option; where its name is that of a parameter of the
+# API it is passed on, and what is not given is left to the API, so defaults are written once.
+# LISTED says what each way to run takes; an option that it would ignore is refused.
+
+STORY = "Once upon a time"              # the prompt where there is none
+LOAD_OPTIONS = ("device", "threads", "ctx_size", "kv_type", "page_size")
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
+GENERATE_OPTIONS = ("max_tokens", "stop", "ignore_eos", *SAMPLING_OPTIONS)
+PROMPT_OPTIONS = ("model", "prompt", "file", "text", "paged_cache", *LOAD_OPTIONS)
+LISTED = {                              # what to do -> the options that it heeds
+    "info": ("model", "ctx_size", "kv_type"), "listing": (), "version": (),
+    "profile": (*PROMPT_OPTIONS, "max_tokens"), "json": (*PROMPT_OPTIONS, *GENERATE_OPTIONS)}
+
+OPTIONS = {                             # group -> rows of (flags, what argparse is told)
+    "what to say": [
+        ("-m --model --checkpoint", dict(metavar="PATH", help="GGUF file, safetensors file or "
+         "Hugging Face directory (default: the model in this file)")),
+        ("-p --prompt", dict(metavar="TEXT", help="text to continue; - for standard input")),
+        ("-f --file", dict(metavar="FILE", help="text to continue, from a file")),
+        ("-n --max-tokens", dict(type=int, metavar="N", help="tokens to generate at most; -1 for "
+         f"as many as the context holds (default: {MAX_TOKENS})")),
+        ("--stop", dict(action="append", metavar="TEXT",
+         help="end before this text; may be given several times")),
+        ("--ignore-eos", dict(action="store_true", help="go on after an end token"))],
+    "how to choose": [
+        ("--temp --temperature", dict(dest="temperature", type=float, metavar="T",
+         help="0 for the most probable token each time (default: 0.8)")),
+        ("--top-k", dict(type=int, metavar="K", help="0 for all tokens (default: 40)")),
+        ("--top-p", dict(type=float, metavar="P", help="1 for all (default: 0.95)")),
+        ("--min-p", dict(type=float, metavar="P", help="0 for all (default: 0.05)")),
+        ("--repeat-penalty", dict(type=float, metavar="X", help="default: 1, none")),
+        ("--seed", dict(type=int, metavar="N",
+         help="same seed, same text (default, and -1: a new one)"))],
+    "how to compute": [
+        ("-c --ctx-size", dict(type=int, metavar="N",
+         help=f"positions in the cache (default: the model's, at most {DEFAULT_CTX})")),
+        ("-t --threads", dict(type=int, metavar="N", help="threads (default: all that pay)")),
+        ("--device", dict(choices=DEVICES, help="what computes (default: auto)")),
+        ("--kv-type", dict(choices=KV_TYPES, help="type of the cache (default: f16); q8_0 takes "
+         "half as much, and is coarse where a few of a key's numbers are much larger than the "
+         "rest")),
+        ("--paged-cache", dict(action="store_true", help="keep the cache in small pages")),
+        ("--page-size", dict(type=int, metavar="N",
+         help="positions in a page of the paged cache (default: 64)"))],
+    "what to do instead of printing text (one of these)": [
+        ("--json", dict(action="store_true", help="print one JSON object")),
+        ("--info", dict(action="store_true", help="print metadata, tensors and a memory plan")),
+        ("--profile", dict(action="store_true",
+         help="print where the time and the memory of the prompt and --max-tokens go")),
+        ("--listing", dict(metavar="KERNEL", help="print a kernel's machine code, such as q4_0")),
+        ("--version", dict(action="store_true", help="print the version"))]}
+
+EXAMPLES = """examples:
+  kshipra.py "Once upon a time"                 a story from the model in this file
+  kshipra.py -m model.gguf -p "1, 2, 3," -n 20 --temp 0
+  kshipra.py -m model.gguf -f prompt.txt --json > answer.json
+  kshipra.py -m model.gguf --info               what is in it, what memory it takes
+  echo "The capital of France is" | kshipra.py -m model.gguf -p -
+"""
+
+
+class _OutputLost(Exception):
+    """The output cannot be written; the cause is the OSError."""
+
+
+def say(text):
+    """Write text to stdout, all of it; what its encoding lacks is marked."""
+    out = sys.stdout
+    if out is None:                     # started with its output closed
+        return
+    try:
+        if not hasattr(out, "buffer"):  # a StringIO, a notebook
+            out.write(text)
+            return
+        _patiently(out, out.flush)
+        data = text.replace("\n", os.linesep).encode(out.encoding or "utf-8", "replace")
+        while data:
+            data = data[_patiently(out, out.buffer.write, data):]
+        _patiently(out, out.buffer.flush)
+    except OSError as error:
+        raise _OutputLost from error
+
+
+def _patiently(out, call, *data):
+    """Return call(*data); where the output is full and does not wait, wait for it."""
+    try:
+        return call(*data)
+    except BlockingIOError as error:
+        select.select([], [out], [])
+        return error.characters_written if data else _patiently(out, call)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse's, which writes where and as we do."""
+
+    def _print_message(self, message, file=None):
+        if file is sys.stderr:
+            file.write(message)
+        else:
+            say(message)
+
+    def error(self, message):
+        if sys.stderr is None:          # or it would write to stdout
+            self.exit(2)
+        super().error(message)
 
 
 def build_parser():
-    """Return the argparse parser of the command line."""
-    parser = argparse.ArgumentParser(
+    """Return the argparse parser of the command line; what is not given is not in its answer."""
+    parser = _Parser(
         prog="kshipra", description="Run a language model: the small one in this file, or any "
-        "GGUF or safetensors checkpoint.")
-    add = parser.add_argument
-    add("-m", "--model", "--checkpoint", metavar="PATH",
-        help="GGUF file, safetensors file or Hugging Face directory (default: the model in "
-        "this file)")
-    add("-p", "--prompt", metavar="TEXT", help="text to continue")
-    add("-n", "--max-tokens", type=int, default=256, metavar="N",
-        help="tokens to generate at most; -1 for as many as the context holds (default: 256)")
-    add("--temp", "--temperature", dest="temperature", type=float, default=0.8, metavar="T",
-        help="0 for the most probable token each time (default: 0.8)")
-    add("--top-k", type=int, default=40, metavar="K", help="0 for all tokens (default: 40)")
-    add("--top-p", type=float, default=0.95, metavar="P", help="1 for all (default: 0.95)")
-    add("--min-p", type=float, default=0.05, metavar="P", help="0 for all (default: 0.05)")
-    add("--repeat-penalty", type=float, default=1.0, metavar="X", help="default: 1, none")
-    add("--seed", type=int, metavar="N",
-        help="same seed, same text (default, and -1: a new one)")
-    add("-c", "--ctx-size", type=int, metavar="N",
-        help=f"positions in the cache (default: the model's, at most {DEFAULT_CTX})")
-    add("-t", "--threads", type=int, metavar="N", help="threads (default: all that pay)")
-    add("--device", choices=DEVICES, default="auto", help="what computes (default: auto)")
-    add("--kv-type", choices=KV_TYPES, default="f16",
-        help="type of the cache (default: f16); q8_0 takes half as much, and is coarse where a "
-        "few of a key's numbers are much larger than the rest")
-    add("--paged-cache", action="store_true", help="keep the cache in small pages")
-    add("--page-size", type=int, metavar="N",
-        help="positions in a page of the paged cache (default: 64)")
-    add("--stop", action="append", default=[], metavar="TEXT",
-        help="end before this text; may be given several times")
-    add("--ignore-eos", action="store_true", help="go on after an end token")
-    instead = parser.add_mutually_exclusive_group().add_argument
-    instead("--info", action="store_true", help="print metadata, tensors and a memory plan")
-    instead("--profile", action="store_true",
-            help="print where the time and the memory of --prompt and --max-tokens go")
-    instead("--listing", metavar="KERNEL", help="print a kernel's machine code, such as q4_0")
-    instead("--json", action="store_true", help="print one JSON object instead of text")
+        "GGUF or safetensors checkpoint.", epilog=EXAMPLES, allow_abbrev=False,
+        argument_default=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", nargs="?", metavar="PROMPT", help="text to continue")
+    for title, rows in OPTIONS.items():
+        group = parser.add_argument_group(title)
+        for flags, told in rows:
+            group.add_argument(*flags.split(), **told)
     return parser
+
+
+def _flag(name):
+    """Return how the command line calls what argparse calls `name`."""
+    return {"text": "PROMPT", "temperature": "--temp"}.get(name, "--" + name.replace("_", "-"))
+
+
+def _joined(argv):
+    """Return argv with a text that begins with "-" tied to its option, or argparse would take
+    it for an option."""
+    flags = {flag for rows in OPTIONS.values() for names, _ in rows for flag in names.split()}
+    out, i = [], 0
+    while i < len(argv):
+        option, text = argv[i], argv[i + 1] if i + 1 < len(argv) else ""
+        if option == "--":
+            return out + argv[i:]
+        if option in ("-p", "--prompt", "--stop") and text[:1] == "-" and len(text) > 1 \
+                and text.partition("=")[0] not in flags:
+            option, i = {"-p": "--prompt"}.get(option, option) + "=" + text, i + 1
+        out.append(option)
+        i += 1
+    return out
+
+
+def parse_arguments(argv):
+    """Return {name: value} of the options that were given; usage errors exit with status 2."""
+    parser = build_parser()
+    given = vars(parser.parse_args(_joined(list(argv))))
+    whats = [name for name in given if name in LISTED]
+    if len(whats) > 1:
+        parser.error(f"{' and '.join(map(_flag, whats))} exclude each other")
+    heeded = LISTED[whats[0]] if whats else LISTED["json"]
+    ignored = [_flag(name) for name in given if name not in (*heeded, *whats)]
+    if ignored:
+        parser.error(f"{_flag(whats[0])} does not heed {', '.join(ignored)}")
+    prompts = [name for name in ("text", "prompt", "file") if name in given]
+    if len(prompts) > 1:
+        parser.error(f"{' and '.join(map(_flag, prompts))} exclude each other")
+    if not prompts and "model" in given and not set(whats) & {"info", "listing", "version"}:
+        parser.error("give a prompt (or --info)")
+    return given
 
 
 def typed_text(argument):
@@ -13108,132 +13234,182 @@ def typed_text(argument):
     return os.fsencode(argument).decode("utf-8", "replace")
 
 
-def load_as_asked(args):
-    """Return the Model that the arguments ask for, and None for max_tokens where they say -1."""
-    page_size = 64 if args.paged_cache and args.page_size is None else args.page_size
-    model = load(args.model, args.device, args.threads, args.ctx_size, args.kv_type, page_size)
-    return model, None if args.max_tokens == -1 else args.max_tokens
+def prompt_of(given):
+    """Return the prompt: as typed, from a file, or from standard input.
+
+    The end of the last line of a file is not part of it.
+    """
+    typed = given.get("prompt", given.get("text", STORY))
+    if "file" in given or typed == "-":
+        source = given.get("file", "standard input")
+        data = _read_bytes(source) if "file" in given else \
+            sys.stdin.buffer.read() if sys.stdin else b""
+        try:
+            text = data.decode("utf-8-sig").replace("\r\n", "\n")
+        except UnicodeDecodeError as error:
+            raise KshipraError("a prompt is not UTF-8", source, error.start) from None
+        return text[:-1] if text.endswith("\n") else text
+    return typed_text(typed)
 
 
-def run_prompt(args):
-    """Generate for --prompt and print it: the prompt and its continuation, or JSON."""
-    begun = time.perf_counter()
-    model, max_tokens = load_as_asked(args)
+def _some(given, names):
+    return {name: given[name] for name in names if name in given}
+
+
+def load_as_asked(given):
+    """Return the Model that the arguments ask for."""
+    options = _some(given, LOAD_OPTIONS)
+    if "paged_cache" in given:
+        options.setdefault("page_size", 64)
+    return load(given.get("model"), **options)
+
+
+def generate_as_asked(model, given, prompt, progress=None):
+    """Return the Generation that the arguments ask for."""
+    options = _some(given, GENERATE_OPTIONS)
+    if options.get("max_tokens") == -1:
+        options["max_tokens"] = None
+    if options.get("seed") == -1:
+        options["seed"] = None
+    options["stop"] = [typed_text(stop) for stop in options.get("stop", ())]
+    return model.generate(prompt, progress=progress, **options)
+
+
+def timings_of(generation, load_s):
+    n_ids, n_prompt = len(generation.ids), len(generation.prompt_ids)
+    return {
+        "load_s": load_s, "ttft_s": generation.ttft_s,
+        "prefill_tok_s": n_prompt / generation.ttft_s if generation.ttft_s else None,
+        "decode_tok_s": (n_ids - 1) / generation.decode_s if generation.decode_s else None}
+
+
+def run_prompt(given):
+    """Generate for the prompt and print it: the prompt and its continuation, or JSON."""
+    as_json, on_terminal = "json" in given, sys.stderr is not None and sys.stderr.isatty()
+    prompt, begun = prompt_of(given), time.perf_counter()
+    model = load_as_asked(given)
     load_s = time.perf_counter() - begun
-    show_progress = sys.stderr.isatty() and not args.json
 
     def progress(done, total):
-        if show_progress:
-            sys.stderr.write(f"\rreading the prompt: {done} of {total} tokens"
-                             if done < total else "\r\x1b[K")
-            sys.stderr.flush()
+        sys.stderr.write(f"\rreading the prompt: {done} of {total} tokens"
+                         if done < total else "\r\x1b[K")
+        sys.stderr.flush()
 
-    prompt = typed_text(args.prompt)
-    generation = model.generate(
-        prompt, max_tokens, [typed_text(stop) for stop in args.stop], args.ignore_eos,
-        progress=progress, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p,
-        min_p=args.min_p, repeat_penalty=args.repeat_penalty,
-        seed=None if args.seed == -1 else args.seed)
-    pieces = []
-    status = 0
+    generation = generate_as_asked(model, given, prompt,
+                                   progress if on_terminal and not as_json else None)
+    reason = None
     try:
-        if not args.json:
-            sys.stdout.write(prompt)
-            sys.stdout.flush()
+        if not as_json:
+            say(prompt)
         for piece in generation:
-            pieces.append(piece)
-            if not args.json:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
+            if not as_json:
+                say(piece)
     except KeyboardInterrupt:
-        generation.transcript.finish_reason = "interrupted"
-        status = 130
-    if not args.json:
-        sys.stdout.write("\n")
-        if generation.finish_reason == "length" and len(generation.ids) < args.max_tokens:
-            print(f"kshipra: the context of {model.ctx_size} positions is full; use a larger "
-                  "--ctx-size", file=sys.stderr)
-        return status
-    n_ids, n_prompt = len(generation.ids), len(generation.prompt_ids)
-    json.dump({
-        "text": "".join(pieces), "tokens": generation.ids, "prompt_tokens": n_prompt,
-        "finish_reason": generation.finish_reason,
-        "timings": {
-            "load_s": load_s, "ttft_s": generation.ttft_s,
-            "prefill_tok_s": n_prompt / generation.ttft_s if generation.ttft_s else None,
-            "decode_tok_s": (n_ids - 1) / generation.decode_s if generation.decode_s else None},
-        "rss_mb": peak_rss_mb(), "device": model.ops.name, "isa": model.ops.isa,
-        "threads": model.ops.n_threads}, sys.stdout)
-    sys.stdout.write("\n")
-    return status
+        reason = "interrupted"
+    reason, timings = reason or generation.finish_reason, timings_of(generation, load_s)
+    if as_json:
+        say(json.dumps({
+            "text": generation.text, "tokens": generation.ids,
+            "prompt_tokens": len(generation.prompt_ids), "finish_reason": reason,
+            "timings": timings, "rss_mb": resident_mb()[1], "device": model.ops.name,
+            "isa": model.ops.isa, "threads": model.ops.n_threads}) + "\n")
+    else:
+        say("\n")
+        if on_terminal:
+            warn(timings_text(generation, timings))
+        n_asked = given.get("max_tokens", MAX_TOKENS)
+        if reason == "length" and len(generation.ids) < n_asked:
+            warn(f"the context of {model.ctx_size} positions is full; use a larger --ctx-size")
+        if not given:
+            warn("that was the model in this file; --help tells what else there is")
+    return 130 if reason == "interrupted" else 0
 
 
-def run_profile(args):
-    """Print where the time and the memory of --prompt and its continuation go."""
-    model, max_tokens = load_as_asked(args)
-    ids = model.prompt_ids(typed_text(args.prompt))
+def timings_text(generation, timings):
+    """Return one line: how long it took, and how fast that was."""
+    prefill, decode = (f"{t:,.1f}/s" if t else "-" for t in (
+        timings["prefill_tok_s"], timings["decode_tok_s"]))
+    return (f"load {duration(timings['load_s'])}; prompt {len(generation.prompt_ids)} tokens, "
+            f"{duration(generation.ttft_s)}, {prefill}; text {len(generation.ids)} tokens, "
+            f"{duration(generation.decode_s)}, {decode}")
+
+
+def run_profile(given):
+    """Print where the time and the memory of the prompt and its continuation go."""
+    model = load_as_asked(given)
+    ids = model.prompt_ids(prompt_of(given))
     model.check_prompt(ids)
-    n = model.check_limit(max_tokens, model.ctx_size - len(ids))
-    found, limits = profile(model, ids, n), ceilings(args.threads)
-    print(f"{model.ops.name}, {model.ops.isa}, threads {model.ops.n_threads}; "
-          + limits_text(limits))
+    n = given.get("max_tokens", MAX_TOKENS)
+    n = model.check_limit(None if n == -1 else n, model.ctx_size - len(ids))
+    found, limits = profile(model, ids, n), ceilings(given.get("threads"))
+    lines = [f"{model.ops.name}, {model.ops.isa}, threads {model.ops.n_threads}; "
+             + limits_text(limits)]
     for phase, n_tokens in (("prefill", len(ids)), ("decode", n)):
         if n_tokens:
-            print(f"\n{phase}, {n_tokens} tokens\n")
-            print(aligned(*profile_rows(found[phase], limits)))
+            lines += [f"\n{phase}, {n_tokens} tokens\n",
+                      aligned(*profile_rows(found[phase], limits))]
     held = ledger(model, len(ids), len(ids) + n)
-    print("\nmemory\n")
-    print(aligned(["<what", "held"], [[name, count(size, "B")] for name, size in held.items()]))
+    lines += ["\nmemory\n", aligned(["<what", "held"],
+                                    [[name, count(size, "B")] for name, size in held.items()])]
+    say("\n".join(lines) + "\n")
     return 0
 
 
 def run_command(argv):
     """Do what the arguments ask for; return the exit status."""
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    if args.listing:
-        print(kernel_listing(args.listing))
-        return 0
-    if args.info:
-        for line in describe(args.model, args.ctx_size, args.kv_type):
-            print(line)
-        return 0
-    if args.prompt is None:
-        parser.error("give a --prompt (or --info, or --listing)")
-    if args.profile:
-        return run_profile(args)
-    return run_prompt(args)
+    given = parse_arguments(argv)
+    if "version" in given:
+        say(f"kshipra {__version__}, Python {platform.python_version()}\n")
+    elif "listing" in given:
+        say(kernel_listing(given["listing"]) + "\n")
+    elif "info" in given:
+        for line in describe(given.get("model"), **_some(given, ("ctx_size", "kv_type"))):
+            say(line + "\n")
+    else:
+        return run_profile(given) if "profile" in given else run_prompt(given)
+    return 0
 
 
 def complain(message):
     """Say in one line what is wrong, parameters named as options; return the status for it."""
-    warn(re.sub(r"\b[a-z]+_[a-z]+\b", lambda m: OPTION_OF.get(m.group(), m.group()), str(message)))
+    names = (*LOAD_OPTIONS, *GENERATE_OPTIONS)
+    warn(re.sub(r"\b[a-z]+_[a-z]+\b", lambda m: _flag(m.group()) if m.group() in names
+                else m.group(), str(message)))
     return 1
 
 
-def main(argv=None):
+def main(argv=None) -> int:
     """Run the command line; return the exit status."""
-    if sys.stdout is None:                      # started with its output closed
-        sys.stdout = open(os.devnull, "w")
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):      # a console that cannot show a character marks it
-            stream.reconfigure(errors="replace")
     try:
-        try:
-            return run_command(argv)
-        finally:
-            sys.stdout.flush()                  # here, and not at exit where nobody catches
-    except KshipraError as error:
+        return run_command(sys.argv[1:] if argv is None else argv)
+    except _OutputLost as lost:
+        if isinstance(lost.__cause__, BrokenPipeError):     # whoever read it has seen enough
+            return 0
+        return complain(f"the output cannot be written: {lost.__cause__.strerror}")
+    except (KshipraError, OSError) as error:
         return complain(error)
     except MemoryError:
-        return complain("not enough memory; use a smaller model or --ctx-size")
+        return complain("not enough memory; use a smaller model or ctx_size")
     except KeyboardInterrupt:
         return 130
-    except OSError as error:                    # from here on there is no output
+
+
+def _script():
+    """Run as a script: a process of our own, which has its three streams to itself."""
+    for fd in range(3):                 # no file may be opened in the place of a closed one
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is not None:          # a console that cannot show a character marks it
+        sys.stderr.reconfigure(errors="backslashreplace")
+    status = main()
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:                     # said already; nor may Python try again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # whoever read it has seen enough
-            return 0
-        return complain(f"the output cannot be written: {error.strerror}")
+    sys.exit(status)
 
 
 # ---------------------------------------------------------------------------------------
@@ -14546,4 +14722,4 @@ y&aU!ZO`jH7;@F^T#ZHHr#f_9ZG~(>c^r#8K4s^Pi!<nK^~(J#ie>g!u<*chE<u(;tqZK8gPXRWmh)y7
 if __name__ == "__main__":
     # A second file that imports kshipra shall get this very module, not load it once more.
     sys.modules.setdefault("kshipra", sys.modules["__main__"])
-    sys.exit(main())
+    _script()

@@ -549,7 +549,7 @@ def test_huge_counts_allocate_nothing(malformed):
             "    try: (kshipra.HFDirectory if path.is_dir() else kshipra.GGUF if path.suffix ==\n"
             "          '.gguf' else kshipra.Safetensors)(path)\n"
             "    except kshipra.KshipraError: pass\n"
-            "print(kshipra.peak_rss_mb())")
+            "print(kshipra.resident_mb()[1])")
     here = os.path.dirname(kshipra.__file__)
     done = subprocess.run([sys.executable, "-c", code, here, str(malformed)],
                           capture_output=True, text=True, check=True)

@@ -1,5 +1,7 @@
 """Chapter 21, Front doors: the command line as a shell sees it; the file as book and as copy."""
 import ast
+import errno
+import io
 import json
 import math
 import os
@@ -200,9 +202,14 @@ def test_bad_input_is_one_line_and_status_1(arguments, words):
 
 
 @pytest.mark.parametrize("arguments", [
-    [], ["--no-such"], ["-p"], ["-p", "a", "-n", "many"], ["-p", "a", "--device", "tpu"],
+    ["-m", "x.gguf"], ["--no-such"],
+    ["-p"], ["-p", "a", "-n", "many"], ["-p", "a", "--device", "tpu"],
     ["-p", "a", "--kv-type", "q9"], ["-p", "a", "--seed", "x"], ["--info", "--json"],
-    ["-p", "a", "--profile", "--json"], ["--info", "--listing", "q4_0"]])
+    ["-p", "a", "--profile", "--json"], ["--info", "--listing", "q4_0"],
+    ["a", "-p", "b"], ["-p", "a", "-f", "b"], ["-p", "-n", "5"], ["--info", "-p", "a"],
+    ["--info", "--temp", "0"], ["--listing", "q4_0", "-m", "x.gguf"], ["--version", "-n", "5"],
+    ["-p", "a", "--profile", "--stop", "b"], ["-p", "a", "--profile", "--top-k", "5"],
+    ["a", "b"]])
 def test_wrong_usage_is_status_2(arguments):
     done = run(*arguments)
     assert done.returncode == 2 and not done.stdout
@@ -257,7 +264,7 @@ def test_info_tells_what_a_token_reads_of_the_experts(tmp_path, apart):
     read = all_bytes - 2 * 3 * 5 * 4 * 64 * 32
     text = run("-m", path, "--info").stdout.decode()
     assert "llama.expert_count = 8" in text
-    assert f"3 of 8 in each layer for a token, which so reads {kshipra.megabytes(read)}" in text
+    assert f"3 of 8 in each layer for a token, which so reads {kshipra.count(read, 'B')}" in text
 
 
 def test_info_tells_what_it_can_of_what_is_not_supported(tmp_path, malformed):
@@ -372,11 +379,142 @@ def test_progress_shows_on_a_terminal_only(tmp_path):
     shown = os.read(inner, 1 << 16).decode()
     os.close(inner)
     assert done.returncode == 0
-    assert "reading the prompt: 64 of 101 tokens" in shown and shown.endswith("\r\x1b[K")
+    assert "reading the prompt: 64 of 101 tokens" in shown and "\r\x1b[Kkshipra: load" in shown
     assert not run("-m", path, "-p", "x" * 100, "-n", "2").stderr
 
 
+@POSIX
+def test_timings_show_on_a_terminal_behind_the_text(small):
+    import pty
+    inner, outer = pty.openpty()
+    done = run("-m", small, "-p", "ab", "-n", "3", "--ignore-eos", stderr=outer)
+    os.close(outer)
+    shown = os.read(inner, 1 << 16).decode()
+    os.close(inner)
+    assert done.returncode == 0 and done.stdout.startswith(b"ab")
+    assert re.search(r"kshipra: load .*s; prompt 3 tokens, .*s, .*/s; text 3 tokens, .*s, "
+                     r".*/s\r\n", shown), shown
+
+
+def test_no_arguments_tell_a_story_and_name_help():
+    done = run()
+    assert done.returncode == 0 and done.stdout.startswith(b"Once upon a time")
+    assert len(done.stdout) > 100 and "--help" in one_line(done.stderr)
+    assert not run("-n", "2").stderr            # whoever knows an option knows of --help
+
+
+def test_version_and_help():
+    done = run("--version")
+    assert done.returncode == 0 and not done.stderr
+    assert done.stdout.decode().startswith(f"kshipra {kshipra.__version__}, Python 3.")
+    text = run("--help").stdout.decode()
+    assert "examples:" in text and "how to choose:" in text
+
+
+def test_a_prompt_comes_from_four_places(small, tmp_path):
+    (tmp_path / "p.txt").write_bytes("\ufeffab é\r\n".encode("utf-8"))
+    roads = [(["ab é"], None), (["-p", "ab é"], None), (["-f", tmp_path / "p.txt"], None),
+             (["-p", "-"], "ab é\n"), (["-"], "ab é"), (["--", "ab é"], None)]
+    said = {run("-m", small, "-n", "5", "--temp", "0", *words,
+                input=(text or "").encode()).stdout
+            for words, text in roads}
+    assert len(said) == 1 and said.pop().startswith("ab é".encode())
+    (tmp_path / "bad.txt").write_bytes(b"ab\xff")
+    for words, message in ((["-f", tmp_path / "none.txt"], "none.txt"),
+                           (["-f", tmp_path / "bad.txt"], "byte 0x2: a prompt is not UTF-8"),
+                           (["-f", tmp_path], "directory")):
+        done = run("-m", small, *words)
+        assert done.returncode == 1 and message in one_line(done.stderr)
+
+
+@pytest.mark.parametrize("words, text", [
+    (["-p", "-abc"], "-abc"), (["--prompt", "--x y"], "--x y"), (["-p", "-5"], "-5"),
+    (["--", "-abc"], "-abc"), (["--prompt=-n"], "-n")])
+def test_u9_a_prompt_may_begin_with_a_dash(small, words, text):
+    done = run("-m", small, "-n", "1", *words)
+    assert done.returncode == 0 and done.stdout.decode().startswith(text), done
+
+
+def test_the_name_of_a_model_on_a_hub_is_no_path():
+    done = run("-m", "owner/name", "-p", "a")
+    assert done.returncode == 1 and "model on a hub, fetch its GGUF file" in one_line(done.stderr)
+
+
+@POSIX
+@pytest.mark.parametrize("closing", ["2>&-", ">&-", "<&-", ">&- 2>&- <&-"])
+def test_r15_closed_streams_are_no_error(closing, small, tmp_path):
+    """Nor does anything written go to a file that took the place of a stream."""
+    done = subprocess.run(["sh", "-c", f'"$0" "$@" {closing}', sys.executable, str(FILE), "-m",
+                           small, "-p", "ab", "-n", "3", "-c", "600", "--temp", "0"],
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == 0, done
+    assert done.stdout.startswith(b"ab") or ">&- " in closing + " " and closing != "2>&-"
+    assert b"ctx_size is 600" in done.stderr or "2>&-" in closing
+    done = subprocess.run(["sh", "-c", f'"$0" "$@" {closing}', sys.executable, str(FILE), "--no"],
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == 2 and not done.stdout
+
+
+@POSIX
+def test_r21_all_of_it_goes_to_a_pipe_that_does_not_wait():
+    import fcntl
+    inner, outer = os.pipe()
+    os.set_blocking(outer, False)
+    if sys.platform == "linux":
+        fcntl.fcntl(outer, 1031, 4096)    # F_SETPIPE_SZ
+    process = subprocess.Popen([sys.executable, str(FILE), "--listing", "q4_k"], stdout=outer,
+                               stderr=subprocess.PIPE)
+    os.close(outer)
+    time.sleep(1)
+    data = b""
+    while True:
+        part = os.read(inner, 4096)
+        if not part:
+            break
+        data += part
+    os.close(inner)
+    assert process.wait(60) == 0 and not process.stderr.read()
+    process.stderr.close()
+    assert data.decode() == kshipra.kernel_listing("q4_k") + "\n"
+
+
+def test_u15_a_python_without_ctypes_computes_in_plain_python(small):
+    code = ("import sys; sys.modules['_ctypes'] = None; sys.path.insert(0, sys.argv.pop(1)); "
+            "import kshipra; sys.exit(kshipra.main())")
+    done = subprocess.run([sys.executable, "-c", code, str(FILE.parent), "-m", small, "-p", "ab",
+                           "-n", "5", "--temp", "0"], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == 0 and "no ctypes" in one_line(done.stderr)
+    assert done.stdout == run("-m", small, "-p", "ab", "-n", "5", "--temp", "0").stdout
+
+
 # In process.
+
+def test_main_leaves_the_hosts_streams_alone(small, capfd, monkeypatch):
+    """B9: a host's stdout is its own, whatever goes wrong; an OSError is called what it is."""
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, "No space left on device")
+    full = Full()
+    monkeypatch.setattr(sys, "stdout", full)
+    assert kshipra.main(["-m", small, "-p", "a", "-n", "1"]) == 1
+    assert sys.stdout is full
+    assert capfd.readouterr().err == \
+        "kshipra: the output cannot be written: No space left on device\n"
+
+    def gone(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", "some.file")
+    for text in (io.StringIO(), None):
+        monkeypatch.setattr(sys, "stdout", text)
+        assert kshipra.main(["-m", small, "-p", "a", "-n", "1"]) == 0 and sys.stdout is text
+        with monkeypatch.context() as patch:
+            patch.setattr(kshipra, "load", gone)
+            assert kshipra.main(["-m", small, "-p", "a"]) == 1 and sys.stdout is text
+        err = capfd.readouterr().err
+        assert "Permission denied: 'some.file'" in err and "output" not in err
+    os.write(1, b"the host goes on")
+    assert capfd.readouterr().out == "the host goes on"
+
 
 def test_main_returns_the_status(small, capsys):
     assert kshipra.main(["-m", small, "-p", "a", "-n", "2", "--temp", "0"]) == 0
@@ -384,7 +522,7 @@ def test_main_returns_the_status(small, capsys):
     assert kshipra.main(["-m", small + "x", "-p", "a"]) == 1
     assert capsys.readouterr().err.startswith("kshipra: ")
     with pytest.raises(SystemExit) as caught:
-        kshipra.main([])
+        kshipra.main(["--no-such"])
     assert caught.value.code == 2
 
 

@@ -841,7 +841,8 @@ def test_p11_to_p14_in_every_vocabulary(vocabulary, name):
     special = sorted(tokenizer.vocabulary.special)[:40]
     rng = random.Random(7)
     for _ in range(60):
-        words = rng.choices(["the", " ", "  ", "\n", "1234", "é", "中文", "😊", "\0", "'s", *special], k=9)
+        words = rng.choices(["the", " ", "  ", "\n", "1234", "é", "中文", "😊", "\0", "'s",
+                             *special], k=9)
         text = "".join(words)
         ids = tokenizer.encode(text, parse_special=False)
         assert not tokenizer._control & {*ids[1:]}, text
