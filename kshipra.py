@@ -6724,8 +6724,8 @@ def _check_constants(kernel, name, operands, lowest, highest):
         kind = type(x)
         if kind is int and not lowest <= x <= highest or (
                 kind is tuple and not all([lowest <= n <= highest for n in x])):
-            raise ValueError(f"kernel {kernel.name}: {name} takes constants {lowest} to {highest}, "
-                             f"got {operands}")
+            raise ValueError(f"kernel {kernel.name}: {name} takes constants {lowest} to {highest}"
+                             f", got {operands}")
         if kind is str and x not in COMPARE:
             raise ValueError(f"kernel {kernel.name}: {name} takes comparisons "
                              f"{' '.join(COMPARE)}, got {operands}")
@@ -11813,6 +11813,35 @@ def usable_cpus():
     return range(os.cpu_count() or 1)
 
 
+def cpu_share(root="/"):
+    """Return how many processors' time the control groups of this process leave it.
+
+    Linux has them in two versions, and a group is bound by every group that it lies in.
+    root: where proc and sys are mounted
+    """
+    share = math.inf
+    try:
+        with open(os.path.join(root, "proc/self/cgroup")) as f:
+            groups = [line.rstrip("\n").split(":", 2) for line in f]
+    except OSError:
+        groups = []
+    for _, controllers, path in [group for group in groups if len(group) == 3] + [("", "", "/")]:
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+        parts = path.strip("/").split("/")
+        for base, n in itertools.product({controllers, controllers and "cpu"},
+                                         range(len(parts) + 1)):
+            with contextlib.suppress(OSError, ValueError):      # "max" is no number
+                words = []
+                for name in files:
+                    with open(os.path.join(root, "sys/fs/cgroup", base, *parts[:n], name)) as f:
+                        words += f.read().split()
+                quota, period = map(int, words)
+                share = min(share, quota / period if quota > 0 < period else math.inf)
+    return share
+
+
 def usable_cores():
     """Return how many physical cores this process may use, by its affinity and its share."""
     cores = set()
@@ -11822,15 +11851,7 @@ def usable_cores():
                 cores.add(f.read())
         except OSError:
             cores.add(cpu)
-    n = len(cores)
-    try:                                # a container's share of processor time
-        with open("/sys/fs/cgroup/cpu.max") as f:
-            quota, period = f.read().split()
-        if quota != "max":
-            n = min(n, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass
-    return n
+    return max(1, min(len(cores), int(min(cpu_share(), 1 << 20))))
 
 
 # ---------------------------------------------------------------------------------------

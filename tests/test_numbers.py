@@ -353,9 +353,11 @@ def test_a_search_heeds_importance(name):
 @pytest.mark.parametrize("format", [f for f in BLOCK_FORMATS if isinstance(f.codes, kshipra._Field)
                                     and f.codes.book is None], ids=lambda f: f.name)
 def test_pack_puts_back_what_unpack_finds(format):
-    raw = format.with_scales(random.Random(2).randbytes(8 * format.block_bytes), [0.5] * 8, [2.0] * 8)
+    raw = random.Random(2).randbytes(8 * format.block_bytes)
+    raw = format.with_scales(raw, [0.5] * 8, [2.0] * 8)
     stored = [bytes([(v + getattr(field, "bias", 0)) & 255 for v in field.read(
-        raw, format.block_bytes)]) for field in (format.codes, format.scales, format.mins) if field]
+        raw, format.block_bytes)])
+        for field in (format.codes, format.scales, format.mins) if field]
     assert format.pack(stored[0], [0.5] * 8, [2.0] * 8, *stored[1:]) == raw
 
 

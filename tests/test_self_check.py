@@ -169,7 +169,7 @@ def emit_set_mode(k):
 
 
 class Mode:
-    """with Mode(bits): this thread computes floats so; `after` is what it was set to at the end."""
+    """with Mode(bits): this thread computes floats so; `after` is what it was at the end."""
 
     def __init__(self, bits):
         self.code, _ = kshipra.compile_kernels([kshipra.build(emit_set_mode)],

@@ -259,7 +259,7 @@ def test_p10_marks_and_line_ends_go_where_the_rule_has_them(pre, words):
 
 
 def test_p10_kimi_cuts_chinese_from_other_letters():
-    """Ideographs, the sign that repeats one and the zero; Hiragana and Hangul are other letters."""
+    """Ideographs, the sign that repeats one and the zero; Hiragana, Hangul are other letters."""
     assert kshipra.cut_words("abc中々〇ひら한x⼀!", kshipra.PRE_TOKENIZERS["kimi-k2"]) == [
         "abc", "中々〇", "ひら한x", "⼀", "!"]
 

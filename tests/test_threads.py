@@ -3,6 +3,7 @@ an interrupt at any line; each leaves every answer as it is."""
 import concurrent.futures
 import gc
 import itertools
+import math
 import os
 import random
 import subprocess
@@ -366,3 +367,31 @@ def test_pages_that_were_lost_are_found_again():
     assert pool.refs == [1, 1, 1, 1]
     with pytest.raises(kshipra.KshipraError, match="all 4 pages"):
         other.reserve(24, 32)
+
+
+@pytest.mark.parametrize("lines, files, share", [
+    ("", {}, math.inf), ("0::/\n", {"cpu.max": "max 100000"}, math.inf),
+    ("0::/\n", {"cpu.max": "50000 100000"}, 0.5),
+    ("0::/a/b\n", {"a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}, 1.5),
+    ("0::/a/b\n", {"cpu.max": "20000 100000", "a/b/cpu.max": "90000 100000"}, 0.2),
+    ("0::/host/path\n", {"cpu.max": "200000 100000"}, 2.0),
+    ("5:memory:/x\n4:cpu,cpuacct:/x/y\n", {
+        "cpu,cpuacct/x/cpu.cfs_quota_us": "50000", "cpu,cpuacct/x/cpu.cfs_period_us": "100000",
+        "cpu,cpuacct/x/y/cpu.cfs_quota_us": "-1",
+        "cpu,cpuacct/x/y/cpu.cfs_period_us": "100000"}, 0.5),
+    ("4:cpu,cpuacct:/docker/1\n", {
+        "cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3.0),
+    ("odd\n0::/\n", {"cpu.max": "0 0"}, math.inf)])
+def test_r20_a_share_of_processor_time_is_the_least_of_all_groups(tmp_path, lines, files, share):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(lines)
+    for name, text in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    assert kshipra.cpu_share(str(tmp_path)) == share
+
+
+def test_r20_half_a_core_is_one_thread(monkeypatch):
+    monkeypatch.setattr(kshipra, "cpu_share", lambda: 0.5)
+    assert kshipra.usable_cores() == 1
