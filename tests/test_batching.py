@@ -100,7 +100,8 @@ def test_n_completions_of_a_prompt_share_its_pages(path, device):
     prompt = tiny.ids(70)
     with kshipra.load(path, device=device) as model:
         batch = model.generate_batch([prompt], n=3, max_tokens=5, temperature=1.5, seed=7)
-        assert model.scheduler.pool.n_pages - len(model.scheduler.pool.free) <= 2 + 3     # idle ones included
+        pool = model.scheduler.pool
+        assert pool.n_pages - len(pool.free) <= 2 + 3       # idle ones included
     texts = [alone(path, device, prompt, max_tokens=5, temperature=1.5, seed=7 + i)
              for i in range(3)]
     assert [outcome(g) for g in batch] == texts and texts[0] != texts[1]
@@ -126,7 +127,7 @@ OPTIONS = [GREEDY, {**SAMPLED, "ignore_eos": True}, {**GREEDY, "stop": "e"}]
 
 @pytest.fixture(scope="module")
 def truth(path):
-    """outcome(prompt number, option number, max_tokens), of a text that has the model to itself."""
+    """outcome(prompt number, option number, max_tokens), of a text with the model to itself."""
     model, known = kshipra.load(path, device="python"), {}
 
     def outcome_of(i, j, n):
@@ -171,7 +172,8 @@ class Traffic(RuleBasedStateMachine):
             before = [len(r.seq.tokens) + len(r.ids) for r in oldest]
             self.scheduler.step()
             for request, progress in zip(oldest, before):   # no request starves
-                assert request.finish_reason or len(request.seq.tokens) + len(request.ids) > progress
+                assert request.finish_reason \
+                    or len(request.seq.tokens) + len(request.ids) > progress
 
     @rule(which=st.integers(0, 99))
     def cancel(self, which):
@@ -203,7 +205,8 @@ class Traffic(RuleBasedStateMachine):
     def they_stand_in_order_of_arrival(self):
         if hasattr(self, "scheduler"):
             order = [id(request) for _, request in self.requests]
-            places = [order.index(id(r)) for r in (*self.scheduler.running, *self.scheduler.waiting)]
+            places = [order.index(id(r))
+                      for r in (*self.scheduler.running, *self.scheduler.waiting)]
             assert places == sorted(places)
 
     def teardown(self):
