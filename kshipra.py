@@ -90,8 +90,15 @@ try:
 except ImportError:                     # a Python built without it: no machine code
     ctypes = None
 
-__all__ = ["FORMATS", "GGUF", "HFDirectory", "KshipraError", "Safetensors", "Tensor", "load",
+__all__ = ["Engine", "FORMATS", "Format", "GGUF", "Generation", "HFDirectory", "KshipraError",
+           "Model", "Safetensors", "Sampler", "Sequence", "Tensor", "Tokenizer", "load",
            "load_tokenizer", "main", "write_gguf", "write_safetensors"]
+
+
+def __dir__():
+    """What a user may import; the rest of the book is there too, for whoever names it."""
+    return [*__all__, "__version__", "__doc__", "__all__", "__name__", "__file__"]
+
 
 __version__ = "0.1"
 

@@ -605,3 +605,10 @@ def test_good_files_give_their_first_logits(malformed, device):
             row = model.logits(good["ids"])[-1]
             assert row.index(max(row)) == good["argmax"]
             assert list(row[:8]) == pytest.approx(good["first_8_logits"], abs=1e-4)
+
+
+def test_dir_shows_what_a_user_may_import():
+    shown = [name for name in dir(kshipra) if not name.startswith("__")]
+    assert sorted(shown) == sorted(kshipra.__all__) and all(hasattr(kshipra, n) for n in shown)
+    assert {"Model", "Generation", "Sampler", "Tokenizer", "Format", "Engine",
+            "Sequence"} <= set(shown)
