@@ -355,7 +355,8 @@ def test_a_saved_session_goes_on_to_the_bit(path, device, tmp_path, kv_type):
         model.load_session(tmp_path / "s")
         kept = list(model.session.tokens)
         assert kept == (prompt + said)[:len(kept)] and len(kept) >= 58
-        rows = [(t, len(kept) + i, model.session) for i, t in enumerate((prompt + said)[len(kept):])]
+        rows = [(t, len(kept) + i, model.session)
+                for i, t in enumerate((prompt + said)[len(kept):])]
         assert model.step(rows)[-1] == want
 
 
