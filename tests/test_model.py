@@ -303,6 +303,7 @@ def test_forks_share_and_do_not_disturb(road):
     assert idle(model)
 
 
+@pytest.mark.deep(device="python")
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_sequences_in_one_step_are_independent(road, order):
     """P26: lengths 3, 11, 7, two of one prefix: each row equals its solo run."""
@@ -431,6 +432,7 @@ def test_dropping_a_tensor_is_refused_by_its_name(tmp_path, arch, device):
         assert name in str(caught.value) or name.replace("blk.0", "blk.1") in str(caught.value)
 
 
+@pytest.mark.deep(device="python")
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_changing_a_tensor_changes_the_logits(tmp_path, arch, device):
     numbers = tiny.metadata(arch, **{k: v for k, v in options_of(arch).items() if k != "tied"})
@@ -636,6 +638,7 @@ def test_residuals_beyond_f16_stay_finite(tmp_path, device):
             assert all(map(math.isfinite, row))
 
 
+@pytest.mark.deep(device="python")
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("format", ["F32", "Q4_0"])
 def test_damaged_weights_are_refused_wherever_they_are(tmp_path, bad, format, device):

@@ -150,6 +150,7 @@ def test_wanted_rows_only():
     seq.truncate(0)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kv_type", sorted(kshipra.KV_TYPES))
 @pytest.mark.parametrize("page_size", [None, 8, 64])
 def test_kv_types(tmp_path, kv_type, page_size):
