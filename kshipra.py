@@ -11100,6 +11100,263 @@ def address_of(buf):
     return ctypes.addressof((ctypes.c_char * 0).from_buffer(buf))
 
 
+# 17.1 The register.  What is known of a kernel stands in one row of KERNELS: how its code is
+# written, how it is tried, what a call of it costs, and what --listing prints it as.
+#
+# Before a kernel is trusted on a machine it has to agree with chapter 4 on a small random input
+# (chapter 19 sees to that).  A trial is an operation of 4.4 and its inputs, so that a kernel is
+# tried as it is used; those that no operation calls by themselves run within other trials.
+
+class Call(NamedTuple):
+    """A recorded call of a kernel, as self-check and profile want to know it.
+
+    example: what else a trial of this kernel is made from
+    """
+    kernel: str
+    parameters: tuple
+    fields: dict
+    n_chunks: int
+    example: object
+
+
+class Kernel(NamedTuple):
+    """One row of the register.
+
+    emit(k, *parameters): writes the code
+    trial(call): returns (function of (ops, inputs), inputs); an input is rows of numbers, or row
+    numbers (ints).  Or a str: what runs the kernel before it is believed, if not a trial
+    cost(call, batch): returns (operation, bytes, operations); None if it is no line of a program
+    listed: {name for --listing: parameters}
+    """
+    emit: object
+    trial: object
+    cost: object
+    listed: dict
+
+
+def _trial_tensor(fmt, n_out, n_in, rng):
+    """Return a Tensor of random blocks with finite scales, another in each."""
+    n_bytes = fmt.n_bytes(n_out * n_in)
+    data = rng.getrandbits(8 * n_bytes).to_bytes(n_bytes, "little")
+    if fmt.name == "F32":                 # its third byte counts too: take numbers
+        return Tensor("trial", fmt, (n_out, n_in),
+                      array("f", [rng.uniform(-1, 1) for _ in range(n_out * n_in)]).tobytes())
+    if fmt.sub_len is None:               # no byte has the bits of infinity
+        data = data.translate(bytes(b if b & 0x7C != 0x7C else b ^ 0x40 for b in range(256)))
+    else:
+        ds, ms = [[rng.uniform(-1, 1) for _ in range(n_bytes // fmt.block_bytes)]
+                  for _ in range(2)]
+        data = fmt.with_scales(data, ds, ms)
+    return Tensor("trial", fmt, (n_out, n_in), data)
+
+
+def _trial_rows(n_rows, n, seed=1):
+    """Return rows of numbers for a trial, some of them too small for f32's full precision."""
+    rng = random.Random(seed)
+    return [array("f", [rng.uniform(-2, 2) * rng.choice((1, 1, 1, 2.0 ** -130)) for _ in range(n)])
+            for _ in range(n_rows)]
+
+
+def _matrix_trial(call):
+    fmt, n_in, *rest = call.parameters  # rest: lanes, then n_rows of emit_matvec
+    matrix = _trial_tensor(fmt, rest[0] if rest else 8, n_in, random.Random(1))
+    x = _trial_rows(rest[1] if call.kernel == "matvec" else 9, n_in)
+    return (lambda ops, x: ops.matmul(matrix, x)), [x]
+
+
+def _embed_trial(call):
+    fmt, n = call.parameters
+    matrix = _trial_tensor(fmt, 5, n, random.Random(1))
+    return (lambda ops, index: ops.embed(matrix, index)), [[4, 0, 3]]
+
+
+def _pick_trial(call):
+    fmt, n_in = call.parameters
+    rng = random.Random(1)
+    experts = [_trial_tensor(fmt, 8, n_in, rng) for _ in range(4)]
+    return (lambda ops, x, y: ops.matmul(experts, x, ops.route(y, 2, True))), [
+        _trial_rows(3, n_in), _trial_rows(3, 4, 2)]
+
+
+def _route_trial(call):
+    return (lambda ops, x, y: ops.add(ops.mix(x, ops.route(y, 3, True)),
+                                      ops.mix(x, ops.route(y, 3, False)))), [
+        _trial_rows(9, 21), _trial_rows(3, 37, 2)]
+
+
+def _rope_trial(call):
+    """Turn two heads of rows at positions 0, 1 and 3."""
+    table = call.example
+    dim = table.n_rot + 1
+    x = [array("f", [(r + 2) / (i + 1) for i in range(2 * dim)]) for r in range(3)]
+    return (lambda ops, x, index: ops.rope(x, index, table, dim)), [x, [0, 1, 3]]
+
+
+def _attention_trial(call):
+    """Store and attend to positions about a chunk's border.
+
+    One head of keys and its queries, in a small pool of the same kind of cache.
+    """
+    cache, spec = call.example
+    dim, positions = spec.head_dim, list(range(CHUNK - 3, CHUNK + 2))
+    group = min(8, spec.n_heads // spec.n_kv_heads)
+    spec = spec._replace(n_heads=group, n_kv_heads=1, window=10, sinks=None)
+    q, k, v = (_trial_rows(len(positions), n, seed)
+               for seed, n in enumerate((group * dim, dim, dim)))
+    seq = types.SimpleNamespace(table=array("i", (1, 0)))
+    tables = array("q", [seq.table.buffer_info()[0]] * len(positions))
+
+    def operation(ops, q, k, v, index):
+        batch = types.SimpleNamespace(
+            cache=type(cache)([(1, dim)], 2, CHUNK, cache.kv_type), positions=index,
+            sequences=[seq] * len(positions), tables=tables.buffer_info()[0], keep=tables)
+        return ops.attention(q, k, v, batch, 0, spec)
+    return operation, [q, k, v, positions]
+
+
+def _largest(ops, x):
+    """Record emit_argmax, or return what it must find: index, bits of the value, 0, 0."""
+    return [array("i", (ops.argmax(row), f32_bits(max(row)), 0, 0)) for row in x] \
+        if isinstance(x, list) else ops.argmax(x)
+
+
+def _numbers(operation, n_inputs=1):
+    """Return the trial of an operation on rows of numbers."""
+    return lambda call: (operation, [_trial_rows(3, 37, seed) for seed in (1, 2)[:n_inputs]])
+
+
+# What a call must move and compute.  A matrix counts its weights once, an activation 4 bytes
+# a number; attention reads each position that its rows see once for all rows of a sequence.
+# Experts count as if no two picks were of the same one while there are others: so it is for
+# one row; for several it is the most that they can be.
+# A cost is (operation, bytes, operations).
+
+OPERATIONS_EACH = {     # of a result; a polynomial's steps count one by one
+    "exp": 18, "rms_norm": 4, "layer_norm": 7, "rope": 3, "quantize": 3, "silu": 20, "gelu": 26,
+    "softcap": 26, "silu_mul": 21, "gelu_mul": 27}
+
+
+def matrix_cost(format, n_out, n_in, n_rows, n_experts=None):
+    n_read = 1 if n_experts is None else min(n_rows, n_experts)
+    n_bytes = n_read * format.n_bytes(n_out * n_in) + 4 * n_rows * (n_in + n_out)
+    return f"matmul {format.name}", n_bytes, 2 * n_out * n_in * n_rows
+
+
+def route_cost(n_rows, n_experts, n_used):
+    return ("route", 4 * n_rows * (n_experts + 2 * n_used),
+            n_rows * (n_used * n_experts + OPERATIONS_EACH["exp"] * n_experts))
+
+
+def mix_cost(n_rows, n, n_used):
+    return "mix", 4 * n_rows * n * (n_used + 1), 2 * n_rows * n * n_used
+
+
+def attention_cost(batch, window, n_heads, n_kv_heads, head_dim):
+    ends, n_seen = {}, 0
+    for seq, pos in zip(batch.sequences, batch.positions):
+        seen = min(pos + 1, window or pos + 1)
+        ends[id(seq)], n_seen = max(seen, ends.get(id(seq), 0)), n_seen + seen
+    kv_bytes = 2 * n_kv_heads * kv_vector_bytes(batch.cache.kv_type, head_dim)
+    return ("attention", sum(ends.values()) * kv_bytes
+            + 8 * len(batch.positions) * n_heads * head_dim, 4 * n_seen * n_heads * head_dim)
+
+
+def _matrix_line(call, batch):
+    format, n_in = call.parameters[:2]
+    return matrix_cost(format, call.fields["n_out"], n_in, call.fields["n_rows"])
+
+
+def _pick_line(call, batch):
+    format, n_in = call.parameters
+    return matrix_cost(format, call.fields["n_out"], n_in, call.fields["n_picks"], call.example)
+
+
+def _attention_line(call, batch):
+    return attention_cost(batch, call.fields["window"], call.fields["n_heads"],
+                          call.fields["n_kv_heads"], call.parameters[1])
+
+
+def _store_line(call, batch):
+    n, head_dim = 2 * call.n_chunks * call.fields["n_kv_heads"], call.parameters[1]
+    return "kv_store", n * (4 * head_dim + kv_vector_bytes(*call.parameters)), n * head_dim
+
+
+def _embed_line(call, batch):
+    format, n_in = call.parameters
+    n = call.n_chunks * n_in
+    return "embed", format.n_bytes(n) + 4 * n, n
+
+
+def _each_number(call, batch):
+    """The cost of a kernel that goes over its numbers once."""
+    fields, name = call.fields, call.kernel
+    n = call.n_chunks // fields.get("slices", 1) * (
+        fields["n_blocks"] * ACT_BLOCK if name == "quantize"
+        else fields["n_heads"] * fields["head_dim"] if name == "rope"
+        else fields["n"] * fields.get("runs", 1))
+    n_arrays = {"quantize": 1.25, "argmax": 1}.get(name, 3 if fields.get("y_row_bytes") else 2)
+    return name, int(4 * n * n_arrays), OPERATIONS_EACH.get(name, 1) * n
+
+
+def _listed(pattern, formats):
+    """Return `listed` of a kernel of (format, n_in)."""
+    return {pattern.format(fmt.name.lower()): (fmt, max(fmt.block_len, 64)) for fmt in formats}
+
+
+_PACKED = [fmt for fmt in FORMATS.values() if fmt.sub_len]
+_PLAIN = [fmt for fmt in FORMATS.values() if not fmt.sub_len]
+_NORM_W, _NORM_B = _trial_rows(2, 37, 3)
+
+KERNELS = {row.emit.__name__[len("emit_"):]: row for row in (
+    Kernel(emit_matvec, _matrix_trial, _matrix_line, _listed("{}", _PACKED)),
+    Kernel(emit_matmul, _matrix_trial, _matrix_line, _listed("{}_panel", _PACKED)),
+    Kernel(emit_matmul_float, _matrix_trial, _matrix_line, _listed("{}", _PLAIN)),
+    Kernel(emit_embed, _embed_trial, _embed_line, _listed("embed_{}", FORMATS.values())),
+    Kernel(emit_quantize, "the trial of a matrix", _each_number, {"quantize": ()}),
+    Kernel(emit_pick, _pick_trial, _pick_line, {"pick": (FORMATS["Q4_0"], 64)}),
+    Kernel(emit_route, _route_trial, lambda call, batch: route_cost(
+        call.n_chunks, call.fields["n"], call.fields["n_used"]), {"route": ()}),
+    Kernel(emit_mix, _route_trial, lambda call, batch: mix_cost(
+        call.n_chunks, call.fields["n"], call.fields["n_used"]), {"mix": ()}),
+    Kernel(emit_add, _numbers(lambda ops, x, y: ops.add(x, y), 2), _each_number, {"add": ()}),
+    Kernel(emit_mul, _numbers(lambda ops, x, y: ops.mul(x, y), 2), _each_number, {"mul": ()}),
+    Kernel(emit_scale, _numbers(lambda ops, x: ops.mul(x, 0.375)), _each_number, {"scale": ()}),
+    Kernel(emit_silu, _numbers(lambda ops, x: ops.silu(x)), _each_number, {"silu": ()}),
+    Kernel(emit_gelu, _numbers(lambda ops, x: ops.gelu(x)), _each_number, {"gelu": ()}),
+    Kernel(emit_silu_mul, _numbers(lambda ops, x, y: ops.mul(ops.silu(x), y), 2), _each_number,
+           {"silu_mul": ()}),
+    Kernel(emit_gelu_mul, _numbers(lambda ops, x, y: ops.mul(ops.gelu(x), y), 2), _each_number,
+           {"gelu_mul": ()}),
+    Kernel(emit_softcap, _numbers(lambda ops, x: ops.softcap(x, 3.0)), _each_number,
+           {"softcap": ()}),
+    Kernel(emit_rms_norm, _numbers(lambda ops, x: ops.rms_norm(x, _NORM_W, f32(1e-5))),
+           _each_number, {"rms_norm": ()}),
+    Kernel(emit_layer_norm, _numbers(lambda ops, x: ops.layer_norm(x, _NORM_W, _NORM_B,
+                                                                   f32(1e-5))),
+           _each_number, {"layer_norm": ()}),
+    Kernel(emit_rows, lambda call: ((lambda ops, x, index: ops.rows(x, index)),
+                                    [_trial_rows(3, 37), [2, 0]]), _each_number, {"rows": ()}),
+    Kernel(emit_rope, _rope_trial, _each_number,
+           {f"rope_{pairing}": (pairing,) for pairing in ("interleaved", "half")}),
+    Kernel(emit_kv_store, "the trial of attention", _store_line,
+           {f"kv_store_{kv_type}": (kv_type, 64) for kv_type in KV_TYPES}),
+    Kernel(emit_attention, _attention_trial, _attention_line,
+           {f"attention_{kv_type}": (kv_type, 64) for kv_type in KV_TYPES}),
+    Kernel(emit_attention_merge, _attention_trial, lambda call, batch: (
+        "attention_merge", 0, 0), {"attention_merge": (64,)}),      # attention's cost has it all
+    Kernel(emit_argmax, _numbers(_largest), _each_number, {"argmax": ()}),
+    Kernel(emit_compact, "RowSearch.check", None, {"compact": ()}),
+    Kernel(emit_exp_sum, "RowSearch.check", None, {"exp_sum": ()}),
+    Kernel(emit_run, "every trial", None, {"run": ()}),
+    Kernel(emit_alone, "RowSearch.check", None, {"alone": ()}),
+    Kernel(emit_mode, "it computes nothing; the trials run inside it", None, {"mode": ()}),
+    Kernel(emit_sequence, _numbers(lambda ops, x, y: ops.mul(ops.add(x, y), y), 2), None,
+           {"sequence": ()}),
+)}
+
+
+# 17.2 The table of lines, and the memory that they work in.
+
 def _function_address(function):
     return ctypes.cast(function, ctypes.c_void_p).value
 
@@ -11208,18 +11465,6 @@ class Promise(NamedTuple):
 def _overlap(xs, ys):
     """Return whether any of the runs xs of memory shares a byte with any of ys."""
     return any(a < d and c < b for a, b in xs for c, d in ys)
-
-
-class Call(NamedTuple):
-    """A recorded call of a kernel, as self-check and profile want to know it.
-
-    example: what else a trial of this kernel is made from
-    """
-    kernel: str
-    parameters: tuple
-    fields: dict
-    n_chunks: int
-    example: object
 
 
 class Program:
@@ -11334,7 +11579,7 @@ def record_in(arena, write_down):
         arena = type(arena)(program.peak_bytes)
 
 
-# 17.1 The operation surface, written down.  What is the same for every target stands here.
+# 17.3 The operation surface, written down.  What is the same for every target stands here.
 
 SLICE = 8192                            # elements of a chunk of an element-wise operation
 
@@ -11484,7 +11729,7 @@ class Recorder:
         return out
 
 
-# 17.2 Recording for the processor
+# 17.4 Recording for the processor
 
 SHARES = 8                              # chunks a thread, in which a weight's rows are dealt out
 PANEL_ROWS = 32                         # weight rows of a chunk where many activations meet them
@@ -11493,15 +11738,6 @@ LONG_POSITIONS = 4 * CHUNK              # of a row whose attention is divided by
 PARTS = 4                               # then, units of attention a thread
 SCRATCH_BYTES = 8 << 20                 # of each thread; committed as it is written
 FULL_U8 = ("vnni", "avxvnni")           # where dot4_us takes all unsigned bytes, see emit_matmul
-
-# The kernels that lines, and the samplers of chapter 19, call by name.
-KERNELS = {emit.__name__[len("emit_"):]: emit for emit in (
-    emit_embed, emit_quantize, emit_matvec, emit_matmul, emit_matmul_float, emit_pick, emit_route,
-    emit_mix, emit_add, emit_mul, emit_scale, emit_silu, emit_gelu, emit_silu_mul, emit_gelu_mul,
-    emit_softcap, emit_rms_norm, emit_layer_norm, emit_rows, emit_rope, emit_kv_store,
-    emit_attention, emit_attention_merge, emit_argmax, emit_compact, emit_exp_sum, emit_run,
-    emit_alone, emit_mode, emit_sequence)}
-
 
 class Kernels:
     """Compiled kernels: each is encoded when it is first asked for.
@@ -11516,7 +11752,7 @@ class Kernels:
         """Return (address, Builder) of a kernel.  Raises BackendFault."""
         key = name, parameters
         if key not in self.found:
-            k = build(KERNELS[name], *parameters)
+            k = build(KERNELS[name].emit, *parameters)
             code, reason = compile_kernels([k], self.isa)
             if code is None:
                 raise BackendFault(reason)
@@ -11656,7 +11892,8 @@ class Recording(Recorder):
         else:
             x, kernel = self.quantized(x, 1), ("matvec", format, n_in, min(8, n_out), 1)
         self.line(-(-n_out // chunk_rows) * n_picks, [x, route.experts], [out], "pick", format,
-                  n_in, kernel=self.kernels(*kernel)[0], table=self.resident.experts(w),
+                  n_in, example=len(w), kernel=self.kernels(*kernel)[0],
+                  table=self.resident.experts(w),
                   x=x.address, y=out.address, n_out=n_out, chunk_rows=chunk_rows,
                   y_stride=out.row_bytes, experts=route.experts.address, n_picks=n_picks,
                   per_row=n_picks // x.n_rows)
@@ -11879,148 +12116,6 @@ def _check_key(kernel, parameters):
     return (kernel, *[p for p in parameters if isinstance(p, (str, Format))], *parameters[3:])
 
 
-def _trial_tensor(fmt, n_out, n_in, rng):
-    """Return a Tensor of random blocks with finite scales, another in each."""
-    n_bytes = fmt.n_bytes(n_out * n_in)
-    data = rng.getrandbits(8 * n_bytes).to_bytes(n_bytes, "little")
-    if fmt.name == "F32":                 # its third byte counts too: take numbers
-        return Tensor("trial", fmt, (n_out, n_in),
-                      array("f", [rng.uniform(-1, 1) for _ in range(n_out * n_in)]).tobytes())
-    if fmt.sub_len is None:               # no byte has the bits of infinity
-        data = data.translate(bytes(b if b & 0x7C != 0x7C else b ^ 0x40 for b in range(256)))
-    else:
-        ds, ms = [[rng.uniform(-1, 1) for _ in range(n_bytes // fmt.block_bytes)]
-                  for _ in range(2)]
-        data = fmt.with_scales(data, ds, ms)
-    return Tensor("trial", fmt, (n_out, n_in), data)
-
-
-def _trial_rows(n_rows, n, seed=1):
-    """Return rows of numbers for a trial, some of them too small for f32's full precision."""
-    rng = random.Random(seed)
-    return [array("f", [rng.uniform(-2, 2) * rng.choice((1, 1, 1, 2.0 ** -130)) for _ in range(n)])
-            for _ in range(n_rows)]
-
-
-# Each trial is a function of the recorded Call of a kernel, and returns (function of (ops,
-# inputs), inputs).  An input is rows of numbers, or row numbers (ints).
-
-TRIALS = {}                             # by name of the kernel
-
-
-def tries(*kernels):
-    """Return a decorator that makes a function the trial of these kernels."""
-    def register(trial):
-        TRIALS.update(dict.fromkeys(kernels, trial))
-        return trial
-    return register
-
-
-@tries("matvec", "matmul", "matmul_float")
-def _matrix_trial(call):
-    fmt, n_in, *rest = call.parameters  # rest: lanes, then n_rows of emit_matvec
-    matrix = _trial_tensor(fmt, rest[0] if rest else 8, n_in, random.Random(1))
-    x = _trial_rows(rest[1] if call.kernel == "matvec" else 9, n_in)
-    return (lambda ops, x: ops.matmul(matrix, x)), [x]
-
-
-@tries("embed")
-def _embed_trial(call):
-    fmt, n = call.parameters
-    matrix = _trial_tensor(fmt, 5, n, random.Random(1))
-    return (lambda ops, index: ops.embed(matrix, index)), [[4, 0, 3]]
-
-
-@tries("pick")
-def _pick_trial(call):
-    fmt, n_in = call.parameters
-    rng = random.Random(1)
-    experts = [_trial_tensor(fmt, 8, n_in, rng) for _ in range(4)]
-    return (lambda ops, x, y: ops.matmul(experts, x, ops.route(y, 2, True))), [
-        _trial_rows(3, n_in), _trial_rows(3, 4, 2)]
-
-
-@tries("route", "mix")
-def _route_trial(call):
-    return (lambda ops, x, y: ops.add(ops.mix(x, ops.route(y, 3, True)),
-                                      ops.mix(x, ops.route(y, 3, False)))), [
-        _trial_rows(9, 21), _trial_rows(3, 37, 2)]
-
-
-@tries("rope")
-def _rope_trial(call):
-    """Turn two heads of rows at positions 0, 1 and 3."""
-    table = call.example
-    dim = table.n_rot + 1
-    x = [array("f", [(r + 2) / (i + 1) for i in range(2 * dim)]) for r in range(3)]
-    return (lambda ops, x, index: ops.rope(x, index, table, dim)), [x, [0, 1, 3]]
-
-
-@tries("attention", "attention_merge")
-def _attention_trial(call):
-    """Store and attend to positions about a chunk's border.
-
-    One head of keys and its queries, in a small pool of the same kind of cache.
-    """
-    cache, spec = call.example
-    dim, positions = spec.head_dim, list(range(CHUNK - 3, CHUNK + 2))
-    group = min(8, spec.n_heads // spec.n_kv_heads)
-    spec = spec._replace(n_heads=group, n_kv_heads=1, window=10, sinks=None)
-    q, k, v = (_trial_rows(len(positions), n, seed)
-               for seed, n in enumerate((group * dim, dim, dim)))
-    seq = types.SimpleNamespace(table=array("i", (1, 0)))
-    tables = array("q", [seq.table.buffer_info()[0]] * len(positions))
-
-    def operation(ops, q, k, v, index):
-        batch = types.SimpleNamespace(
-            cache=type(cache)([(1, dim)], 2, CHUNK, cache.kv_type), positions=index,
-            sequences=[seq] * len(positions), tables=tables.buffer_info()[0], keep=tables)
-        return ops.attention(q, k, v, batch, 0, spec)
-    return operation, [q, k, v, positions]
-
-
-def _largest(ops, x):
-    """Record emit_argmax, or return what it must find: index, bits of the value, 0, 0."""
-    return ops.argmax(x) if isinstance(ops, Recorder) else [
-        array("i", (ops.argmax(row), f32_bits(max(row)), 0, 0)) for row in x]
-
-
-@tries("add", "mul", "scale", "silu", "gelu", "silu_mul", "gelu_mul", "softcap", "rms_norm",
-       "layer_norm", "rows", "argmax", "sequence")
-def _simple_trial(call):
-    """A trial of a kernel without parameters."""
-    x, y, (w, b) = _trial_rows(3, 37), _trial_rows(3, 37, 2), _trial_rows(2, 37, 3)
-    return {
-        "add": ((lambda ops, x, y: ops.add(x, y)), [x, y]),
-        "mul": ((lambda ops, x, y: ops.mul(x, y)), [x, y]),
-        "scale": ((lambda ops, x: ops.mul(x, 0.375)), [x]),
-        "silu": ((lambda ops, x: ops.silu(x)), [x]),
-        "gelu": ((lambda ops, x: ops.gelu(x)), [x]),
-        "silu_mul": ((lambda ops, x, y: ops.mul(ops.silu(x), y)), [x, y]),
-        "gelu_mul": ((lambda ops, x, y: ops.mul(ops.gelu(x), y)), [x, y]),
-        "softcap": ((lambda ops, x: ops.softcap(x, 3.0)), [x]),
-        "rms_norm": ((lambda ops, x: ops.rms_norm(x, w, f32(1e-5))), [x]),
-        "layer_norm": ((lambda ops, x: ops.layer_norm(x, w, b, f32(1e-5))), [x]),
-        "rows": ((lambda ops, x, index: ops.rows(x, index)), [x, [2, 0]]),
-        "argmax": (_largest, [x]),
-        "sequence": ((lambda ops, x, y: ops.mul(ops.add(x, y), y)), [x, y]),
-    }[call.kernel]
-
-
-# The kernels without a trial of their own, and what runs them before they are believed.
-TRIED_WITHIN = {"quantize": "the trial of a matrix", "kv_store": "the trial of attention",
-                "run": "every trial", "mode": "it computes nothing; the trials run inside it",
-                "compact": "RowSearch.check", "exp_sum": "RowSearch.check",
-                "alone": "RowSearch.check"}
-_untried = sorted({*KERNELS} - {*TRIALS} - {*TRIED_WITHIN})
-assert not _untried, f"kernels that nothing tries before they are believed: {_untried}"
-
-
-def trial_of(call):
-    """Return the trial of a recorded Call; None for a kernel of TRIED_WITHIN."""
-    return None if call.kernel in TRIED_WITHIN else TRIALS[call.kernel](call)
-
-
 def compute_alone(native, operation, inputs, kernel=None):
     """Return (rows, as bytes, of operation(ops, *inputs), kernels called): a program by itself.
 
@@ -12051,10 +12146,11 @@ def compute_alone(native, operation, inputs, kernel=None):
 
 def check_kernel(native, call):
     """Compare a recorded kernel with the reference on a small input.  Raises BackendFault."""
-    trial = trial_of(call)
-    if trial:
-        expected = [row.tobytes() for row in trial[0](Reference(), *trial[1])]
-        found, called = compute_alone(native, *trial, call.kernel)
+    trial = KERNELS[call.kernel].trial
+    if not isinstance(trial, str):
+        operation, inputs = trial(call)
+        expected = [row.tobytes() for row in operation(Reference(), *inputs)]
+        found, called = compute_alone(native, operation, inputs, call.kernel)
         assert call.kernel in called or call.kernel == "sequence", "a trial tries its kernel"
         if found != expected:
             raise BackendFault(f"the {native.isa} code of {call.kernel}{call.parameters} does "
@@ -12351,37 +12447,6 @@ def call_cost(name, args, out):
     return name, 4 * (n_in + n_out), OPERATIONS_EACH.get(name, 1) * n_out
 
 
-def line_cost(model, batch, call):
-    """Return (operation, bytes, operations) of a line of a program, a Call."""
-    name, parameters, fields, n_chunks = call[:4]
-    if name in ("matvec", "matmul", "matmul_float"):
-        return matrix_cost(parameters[0], fields["n_out"], parameters[1], fields["n_rows"])
-    if name == "pick":
-        return matrix_cost(parameters[0], fields["n_out"], parameters[1], fields["n_picks"],
-                           model.hparams.n_experts)
-    if name == "route":
-        return route_cost(n_chunks, fields["n"], fields["n_used"])
-    if name == "mix":
-        return mix_cost(n_chunks, fields["n"], fields["n_used"])
-    if name == "attention":
-        return attention_cost(batch, fields["window"], fields["n_heads"], fields["n_kv_heads"],
-                              parameters[1])
-    if name == "attention_merge":       # attention_cost has it all
-        return name, 0, 0
-    if name == "kv_store":
-        n, head_dim = 2 * n_chunks * fields["n_kv_heads"], parameters[1]
-        return name, n * (4 * head_dim + kv_vector_bytes(*parameters)), n * head_dim
-    if name == "embed":
-        n = n_chunks * parameters[1]
-        return name, parameters[0].n_bytes(n) + 4 * n, n
-    n = n_chunks // fields.get("slices", 1) * (
-        fields["n_blocks"] * ACT_BLOCK if name == "quantize"
-        else fields["n_heads"] * fields["head_dim"] if name == "rope"
-        else fields["n"] * fields.get("runs", 1))
-    n_arrays = {"quantize": 1.25, "argmax": 1}.get(name, 3 if fields.get("y_row_bytes") else 2)
-    return name, int(4 * n * n_arrays), OPERATIONS_EACH.get(name, 1) * n
-
-
 class Profile:
     """The operations of another backend, each call timed.
 
@@ -12419,49 +12484,13 @@ class Profile:
             return self.ops.run(lambda *_: forward(model, self, batch), model, batch)
         logits, calls = self.ops.timed_run(forward, model, batch)
         for call, seconds in calls:
-            self.note(line_cost(model, batch, call), seconds)
+            self.note(KERNELS[call.kernel].cost(call, batch), seconds)
         return logits
 
     def fallback(self):
         """Go on timing, on what the backend falls back to."""
         self.ops = self.ops.fallback()
         return self
-
-
-# What a call must move and compute.  A matrix counts its weights once, an activation 4 bytes
-# a number; attention reads each position that its rows see once for all rows of a sequence.
-# Experts count as if no two picks were of the same one while there are others: so it is for
-# one row; for several it is the most that they can be.
-# A cost is (operation, bytes, operations).
-
-OPERATIONS_EACH = {     # of a result; a polynomial's steps count one by one
-    "exp": 18, "rms_norm": 4, "layer_norm": 7, "rope": 3, "quantize": 3, "silu": 20, "gelu": 26,
-    "softcap": 26, "silu_mul": 21, "gelu_mul": 27}
-
-
-def matrix_cost(format, n_out, n_in, n_rows, n_experts=None):
-    n_read = 1 if n_experts is None else min(n_rows, n_experts)
-    n_bytes = n_read * format.n_bytes(n_out * n_in) + 4 * n_rows * (n_in + n_out)
-    return f"matmul {format.name}", n_bytes, 2 * n_out * n_in * n_rows
-
-
-def route_cost(n_rows, n_experts, n_used):
-    return ("route", 4 * n_rows * (n_experts + 2 * n_used),
-            n_rows * (n_used * n_experts + OPERATIONS_EACH["exp"] * n_experts))
-
-
-def mix_cost(n_rows, n, n_used):
-    return "mix", 4 * n_rows * n * (n_used + 1), 2 * n_rows * n * n_used
-
-
-def attention_cost(batch, window, n_heads, n_kv_heads, head_dim):
-    ends, n_seen = {}, 0
-    for seq, pos in zip(batch.sequences, batch.positions):
-        seen = min(pos + 1, window or pos + 1)
-        ends[id(seq)], n_seen = max(seen, ends.get(id(seq), 0)), n_seen + seen
-    kv_bytes = 2 * n_kv_heads * kv_vector_bytes(batch.cache.kv_type, head_dim)
-    return ("attention", sum(ends.values()) * kv_bytes
-            + 8 * len(batch.positions) * n_heads * head_dim, 4 * n_seen * n_heads * head_dim)
 
 
 def profile(model, prompt, n):
@@ -13061,36 +13090,13 @@ def describe(path, ctx_size=None, kv_type="f16"):
     yield f"  together     {count(total, 'B')}{verdict}"
 
 
-def listed_kernels():
-    """Return {name: (emit function, *parameters)} of the kernels that --listing can print."""
-    kernels = {}
-    for name, fmt in FORMATS.items():
-        name = name.lower()
-        if fmt.sub_len is None:
-            kernels[name] = emit_matmul_float, fmt, 64
-        else:
-            kernels[name] = emit_matvec, fmt, max(fmt.block_len, 64)
-            kernels[name + "_panel"] = emit_matmul, fmt, max(fmt.block_len, 64)
-        kernels["embed_" + name] = emit_embed, fmt, max(fmt.block_len, 64)
-    for name, emit in KERNELS.items():
-        if emit.__code__.co_argcount - len(emit.__defaults__ or ()) == 1:   # the builder alone
-            kernels[name] = (emit,)
-    kernels["pick"] = emit_pick, FORMATS["Q4_0"], 64
-    for pairing in ("interleaved", "half"):
-        kernels["rope_" + pairing] = emit_rope, pairing
-    for kv_type in KV_TYPES:
-        kernels["kv_store_" + kv_type] = emit_kv_store, kv_type, 64
-        kernels["attention_" + kv_type] = emit_attention, kv_type, 64
-    kernels["attention_merge"] = emit_attention_merge, 64
-    return kernels
-
-
 def kernel_listing(name):
     """Return a kernel as text: what it must equal, then each operation with its bytes."""
-    kernels = listed_kernels()
+    kernels = {own: (row.emit, parameters) for row in KERNELS.values()
+               for own, parameters in row.listed.items()}
     if name.lower() not in kernels:
         raise KshipraError(f"no kernel is called {name!r}; there are {', '.join(kernels)}")
-    emit, *parameters = kernels[name.lower()]
+    emit, parameters = kernels[name.lower()]
     isa = choose_isa(os.environ)[0] or "avx2"
     return f"{name}, {isa}\n\n{emit.__doc__.strip()}\n\n{listing(build(emit, *parameters), isa)}"
 

@@ -237,24 +237,6 @@ def test_experts_for_any_number_of_threads_and_rows(tmp_path, arch, options):
             assert isinstance(e.ops, kshipra.Native)
 
 
-@pytest.mark.parametrize("fmt", kshipra.FORMATS.values(), ids=lambda fmt: fmt.name)
-def test_the_trials_of_every_format_agree_and_are_of_finite_numbers(fmt):
-    native, n_in = native_shared().ops, 2 * max(fmt.block_len, 32)
-    kernels = [("embed", (fmt, n_in)), ("pick", (fmt, n_in))]
-    if fmt.sub_len is None:
-        kernels.append(("matmul_float", (fmt, n_in)))
-    else:
-        kernels.append(("matmul", (fmt, n_in, 8, native.isa in kshipra.FULL_U8)))
-        kernels += [("matvec", (fmt, n_in, 8, n_rows))
-                    for n_rows in range(1, 1 + kshipra.matvec_rows(fmt))]
-    for kernel, parameters in kernels:
-        call = kshipra.Call(kernel, parameters, {}, 1, None)
-        operation, inputs = kshipra.trial_of(call)
-        for row in operation(kshipra.Reference(), *inputs):
-            assert all(map(math.isfinite, row)) and len(set(row)) > 2
-        kshipra.check_kernel(native, call)
-
-
 def test_what_does_not_fit_the_scratch_memory_is_not_run_natively():
     """A file may say that a row holds a million weights; the scratch of a thread has a size."""
     native = kshipra.Recording(None, None, kshipra.Resident(), 1, 1, False)
