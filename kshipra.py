@@ -328,9 +328,14 @@ class Format:
         if codes:                               # what the kernels of chapter 14 rely on
             assert sub_len in (16, 32) and block_len % 32 == 0, "one scale of activations for each"
             assert m_off is None or m_off == d_off + 2, "both f16 are taken from one word"
-            assert not mins or scales and m_off is not None
+            assert not mins or scales and m_off is not None, "sub-minimums are multiples of m"
             bias = getattr(codes, "bias", 0)
             assert not bias & (bias - 1), "a sum is multiplied by a bias by shifting it"
+            for field, n in ((codes, block_len), (scales, block_len // sub_len)):
+                if isinstance(field, _Field):
+                    lengths = [run[1] for run in field.runs]
+                    assert sum(lengths) == n, "a field has an integer for each"
+                    assert not any(length % 4 for length in lengths), "kernels read four bytes"
 
     def __repr__(self):
         return f"<Format {self.name}>"

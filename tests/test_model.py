@@ -134,6 +134,8 @@ ROADS = [   # architecture and options of a tiny model, each with something of i
     ("llama", {"format": "Q5_1", "tied": True, "hidden": 32, "n_heads": 4}),
     ("llama", {"window": 8}),
     ("gpt2", {"format": "Q8_0", "tied": True, "hidden": 32}),
+    ("llama", {"format": "IQ4_NL", "tied": True, "hidden": 32, "n_heads": 4}),
+    ("mixtral", {"format": "MXFP4", "hidden": 32, "head_dim": 16}),
     ("qwen2", {"format": "BF16"}),
     ("qwen3", {"format": "F16"}),
     ("gemma2", {"tied": True, "window": 8}),

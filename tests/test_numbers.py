@@ -296,7 +296,10 @@ def test_mxfp4_scales_are_powers_of_two(e, value):
 def test_a_row_that_the_kernels_cannot_read_is_no_format():
     field = kshipra._Field([(4, 16, 0, 4), (4, 16, 4, 4)])
     odd = kshipra._Field([(4, 16, 0, 4), (4, 16, 4, 4)], bias=7)
-    for wrong in (dict(sub_len=64), dict(m_off=4), dict(codes=odd), dict(mins=field)):
+    short = kshipra._Field([(4, 16, 0, 4)])
+    split = kshipra._Field([(4, 15, 0, 4), (4, 15, 4, 4), (19, 1, 0, 4), (19, 1, 4, 4)])
+    for wrong in (dict(sub_len=64), dict(m_off=4), dict(codes=odd), dict(mins=field),
+                  dict(codes=short), dict(codes=split), dict(scales=field)):
         with pytest.raises(AssertionError):
             kshipra.Format("wrong", None, 32, 20, **{"sub_len": 32, "d_off": 0, "m_off": 2,
                                                      "codes": field, **wrong})
