@@ -2304,8 +2304,8 @@ class Vocabulary:
         self.texts, self.types = texts, bytearray(iter(types))
         self._places = Finder(texts)
         self._retype(CONTROL_TEXTS, CONTROL)
-        if CONTROL in [self.types[token] for token in map(self.token, _S_TAGS)
-                       if token is not None]:
+        if any(token is not None and self.types[token] == CONTROL
+               for token in map(self.token, _S_TAGS)):
             self._retype(_S_TAGS, CONTROL)
         if spells_bytes and self.types.count(BYTE) < 256:
             self._retype([f"<0x{byte:02X}>" for byte in range(256)], BYTE)
@@ -2715,6 +2715,10 @@ class SentencePiece:
 
 # 3.4 The tokenizer.
 
+_SURROGATE = re.compile("[\ud800-\udfff]")          # UTF-8 has none, so no text that is read
+_HIDE = "\ud800"        # stands in text of the user's that spells a control token; see `hide`
+
+
 class Tokenizer:
     """Text to token ids and back.
 
@@ -2722,6 +2726,7 @@ class Tokenizer:
     means the others   bos_id, eos_id: int or None   stop_ids: set of all ids that end a
     generation   add_bos, add_eos: whether encode adds them
     strips: {token: (left, right)}: takes the white space beside it away
+    chat_templates: {"default": source of a template, ...}, in the language of section 3.6
     decode(encode(text)) is the text, but for control tokens in it; U+2581, which SentencePiece
     takes for a space; Unicode normalization, where the model asks for it; and characters that
     the vocabulary has neither a token nor bytes for.
@@ -2730,13 +2735,14 @@ class Tokenizer:
     _SPACES = re.compile(f"[{_WHITE_SPACE}]*")
 
     def __init__(self, model, bos_id=None, eos_id=None, stop_ids=(), add_bos=False,
-                 add_eos=False, strips=None):
+                 add_eos=False, strips=None, chat_templates=None):
+        self.chat_templates = chat_templates or {}
         self.model, self.vocabulary = model, model.vocabulary
         self.n_vocab = len(model.vocabulary)
         self.bos_id, self.eos_id = bos_id, eos_id
         self.add_bos, self.add_eos = add_bos and bos_id is not None, add_eos and eos_id is not None
         self._strips = strips or {}
-        self._cache = {}
+        self._cache, self._templates = {}, {}
         vocabulary = self.vocabulary
         vocabulary.make_control([bos_id, eos_id, *stop_ids])
         self.n_used = len(vocabulary.types.rstrip(bytes([UNUSED]))) or self.n_vocab
@@ -2755,15 +2761,9 @@ class Tokenizer:
         it spells, gives a control token.  Tokens of type user-defined are matched either way,
         but not one whose text is known to be control: llama.cpp would make that token of it.
         """
-        text = re.sub("[\ud800-\udfff]", "\ufffd", text)        # UTF-8 has no surrogates
+        text = _SURROGATE.sub("\ufffd", text)
         out = [self.bos_id] if add_special and self.add_bos else []
-        first = True
-        for part in self._cut_special(text, parse_special):
-            if isinstance(part, int):
-                out.append(part)
-            elif part:
-                self._encode_plain(part, first, out)
-            first = False
+        out += self._encode_parts(text, parse_special)
         if add_special and self.add_eos:
             out.append(self.eos_id)
         return out
@@ -2771,8 +2771,73 @@ class Tokenizer:
     def encode_prompt(self, text: str) -> list:
         """Return the ids of a text that is to go on: BOS once, also where the text spells it,
         and no EOS behind it, whatever the files ask."""
-        ids = self.encode(text, add_special=False)
-        return ids if not self.add_bos or ids[:1] == [self.bos_id] else [self.bos_id, *ids]
+        return self._begin(self.encode(text, add_special=False))
+
+    def _begin(self, ids):
+        """Return ids with the BOS that the model was trained with, once."""
+        bos = self.bos_id
+        while bos is not None and ids[:2] == [bos, bos]:
+            ids = ids[1:]
+        return [bos, *ids] if self.add_bos and ids[:1] != [bos] else ids
+
+    def _encode_parts(self, text, parse_special):
+        out, first = [], True
+        for part in self._cut_special(text, parse_special):
+            if isinstance(part, int):
+                out.append(part)
+            elif part:
+                self._encode_plain(part.replace(_HIDE, ""), first, out)
+            first = False
+        return out
+
+    @property
+    def chat_template(self):
+        """The source of the template for conversations, or None."""
+        return self.chat_templates.get("default")
+
+    def template(self, name="default"):
+        """Return the ChatTemplate of a name, or the default one if there is none such."""
+        source = self.chat_templates.get(name, self.chat_template)
+        if source is None:
+            raise KshipraError("the model has no chat template, so it was not trained on "
+                               "conversations; give it a text to continue")
+        if source not in self._templates:
+            self._templates[source] = ChatTemplate(source)
+        return self._templates[source]
+
+    def apply_chat_template(self, messages, add_generation_prompt: bool = True, tools=None,
+                            tokenize: bool = True, **variables):
+        """Return the ids of a conversation, or its text, as the model was trained to read it.
+
+        messages: [{"role": "user", "content": "Hi"}, ...]   add_generation_prompt: end where the
+        assistant's turn begins   tools: list of JSON schemas   variables: more that the template
+        knows, such as enable_thinking; one that it never reads is refused
+        No text in these gives a control token, whatever it spells, and BOS comes once.
+        """
+        text = render_chat(self, messages, add_generation_prompt, tools, **variables)
+        if not tokenize:
+            return text.replace(_HIDE, "")
+        text = re.sub("[\ud801-\udfff]", "\ufffd", text)
+        return self._begin(self._encode_parts(text, True))
+
+    def hide(self, text):
+        """Return text with the mark _HIDE in all that spells a control token, or ends like the
+        beginning of one.  So rendering, which is done on text, leaves what a template wrote and
+        what a user wrote distinct: a spelling with the mark in it is matched by no token."""
+        text = _SURROGATE.sub("\ufffd", text)
+        first, lengths, ids = self._openers[True]
+        out, start = [], 0
+        longest = max(map(len, ids), default=0)
+        for match in first.finditer(text) if first else ():
+            at = match.start()
+            spelt = [text[at:at + n] for n in lengths[text[at]]]
+            if at + longest > len(text):        # near the end, where it may go on elsewhere
+                rest = text[at:]
+                spelt += [name for name in ids if name.startswith(rest)]
+            if any(ids.get(name) in self._control for name in spelt):
+                out += [text[start:at + 1], _HIDE]
+                start = at + 1
+        return "".join(out) + text[start:]
 
     def _encode_plain(self, text, first, out):
         cache = self._cache
@@ -2944,6 +3009,13 @@ def _phi3_strips(vocabulary):
     return {i: (False, True) for text, i in vocabulary.special.items() if text not in plain}
 
 
+def _chat_templates(metadata):
+    """Return {name: source}; what is no text is left out, and missed when it is wanted."""
+    key = "tokenizer.chat_template"
+    return {name[len(key) + 1:] or "default": source for name, source in metadata.items()
+            if name == key or name.startswith(key + ".") and isinstance(source, str)}
+
+
 def tokenizer_from_gguf(metadata, path=None):
     """Return the Tokenizer that GGUF metadata describe.
 
@@ -2987,7 +3059,8 @@ def tokenizer_from_gguf(metadata, path=None):
     name = str(metadata.get("general.name", "")).lower()
     return Tokenizer(model, bos_id, eos_id, [read("eot_token_id"), read("eom_token_id")],
                      add_bos, keys.flag("add_eos_token", False),
-                     _phi3_strips(vocabulary) if "phi-3" in name or "phi3" in name else None)
+                     _phi3_strips(vocabulary) if "phi-3" in name or "phi3" in name else None,
+                     _chat_templates(metadata))
 
 
 def tokenizer_from_hf(directory):
@@ -3022,7 +3095,8 @@ def _tokenizer_from_hf(directory):
         raise KshipraError("tokenizer: a text is to begin with BOS, but no file says which token "
                            "that is", directory)
     return Tokenizer(model, bos_id, eos_id, eos_ids, add_bos,
-                     after is not None if add_eos is None else add_eos, files.strips())
+                     after is not None if add_eos is None else add_eos, files.strips(),
+                     files.chat_templates())
 
 
 class _TokenizerFiles:
@@ -3066,6 +3140,17 @@ class _TokenizerFiles:
     def strips(self):
         return {a["id"]: (bool(a.get("lstrip")), bool(a.get("rstrip")))
                 for a in self.added if a.get("lstrip") or a.get("rstrip")}
+
+    def chat_templates(self):
+        """Return {name: source}: chat_template of the settings, a text or a list of such with
+        names, or a file of its own."""
+        if self.has("chat_template.jinja"):
+            return {"default": _read_bytes(self.path("chat_template.jinja")).decode("utf-8")}
+        found = self.json("chat_template.json").get("chat_template",
+                                                    self.settings.get("chat_template"))
+        if isinstance(found, list):
+            found = {entry["name"]: entry["template"] for entry in found}
+        return found if isinstance(found, dict) else {} if found is None else {"default": found}
 
     def named(self, key, vocabulary):
         """Return the id of the token that the settings name, None where they name none."""
@@ -3346,6 +3431,1028 @@ def load_tokenizer(path: "str | os.PathLike") -> Tokenizer:
     if os.path.isdir(path):
         return tokenizer_from_hf(path)
     return tokenizer_of(GGUF(path))
+
+
+# 3.6 Chat templates.  A model is trained on conversations written out in one exact form, and
+# its file carries that form as a program in Jinja, the language of web pages: text, in which
+# {{ an expression }} is replaced by its value and {% a statement %} is followed.
+#
+#   source -> tokens -> a tree of functions -> text, with the messages filled in -> ids
+#
+# Every expression becomes a function of a scope, the names that are known; every statement one
+# of a scope and the list that the text is written to.  A template is a stranger's program.  So
+# its values are those of JSON and functions made here, never an object of Python with
+# attributes; texts and numbers have a greatest size; and each statement, and each piece of a
+# long text, costs a step of a limited number.
+# Not here: inheritance, includes, call blocks and filters that only web pages need; they are
+# refused by name.  Source: Jinja 3.1, "Template Designer Documentation", with trim_blocks and
+# lstrip_blocks, as transformers sets it up (utils/chat_template_utils.py).
+
+TEMPLATE_STEPS = 1_000_000
+TEMPLATE_CHARS = 1 << 23                # of any text, and of all that is written
+_TEMPLATE_BITS = 4096                   # of any whole number
+_TEMPLATE_RANGE = 100_000
+_TEMPLATE_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError,
+                    RecursionError)
+
+
+class _Undefined:
+    """What a name is that nobody has set: empty text, false, no items.  More is an error."""
+
+    def __init__(self, what):
+        self.what = what
+
+    def __bool__(self):
+        return False
+
+    def __iter__(self):
+        return iter(())
+
+    def __len__(self):
+        return 0
+
+    def __eq__(self, other):
+        return isinstance(other, _Undefined)
+
+    def __hash__(self):
+        return 0
+
+    def __repr__(self):
+        return "Undefined"                      # as in a list that is shown
+
+    def needed(self):
+        raise TypeError(f"{self.what} is undefined")
+
+
+class _Namespace(dict):
+    """What namespace(...) makes: the one value that a template may change, ns.x = 1."""
+
+
+class _LoopControl(Exception):
+    """break and continue."""
+
+
+class _TemplateFault(Exception):
+    """What is wrong with the text of a template, and at which offset."""
+
+
+class _Scope:
+    """Names and their values, and the scope around.  Only `for` and `macro` open one."""
+
+    def __init__(self, work, values, around=None):
+        self.work, self.values, self.around = work, values, around
+
+    def get(self, name):
+        scope = self
+        while scope is not None:
+            if name in scope.values:
+                return scope.values[name]
+            scope = scope.around
+        return _Undefined(_quote(name))
+
+
+class _Work:
+    """One rendering: what it may still cost, and the operations on values.
+
+    hide: what to do with text that is made of values of the user's, as `Tokenizer.hide`
+    now: struct_time for strftime_now, None for the clock's
+    """
+
+    def __init__(self, hide, now):
+        self.left, self.hide, self.now = TEMPLATE_STEPS, hide, now
+
+    def spend(self, n_steps=1):
+        self.left -= n_steps
+        if self.left < 0:
+            raise KshipraError(f"chat template: it has not ended after {TEMPLATE_STEPS} steps; "
+                               "give another template")
+
+    def sized(self, n):
+        """Refuse a text or list of n before it is made; larger ones cost more steps."""
+        if n > TEMPLATE_CHARS:
+            raise ValueError(f"a text or list of {n} is too large")
+        self.spend(n >> 6)
+
+    def plain(self, value):
+        """Return a copy that Python's own functions may see: JSON, with nothing hidden in it."""
+        self.spend()
+        if isinstance(value, str):
+            self.sized(len(value))
+            return value.replace(_HIDE, "")
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.plain(item) for item in value)
+        if isinstance(value, dict) and not isinstance(value, _Namespace):
+            return {self.plain(key): self.plain(item) for key, item in value.items()}
+        if value is None or isinstance(value, (bool, int, float, _Undefined)):
+            return value
+        raise TypeError("a function is no value to be shown")
+
+    def text(self, value):
+        """Return a value as text."""
+        if isinstance(value, str):
+            return value
+        if isinstance(value, _Undefined):
+            return ""
+        return self.hide(str(self.plain(value)))
+
+    def attribute(self, value, name):
+        """value.name: for a dict first its methods, then its items."""
+        if isinstance(value, _Undefined):
+            value.needed()
+        for kind, methods in _METHODS.items():
+            if isinstance(value, kind) and not isinstance(value, _Namespace) and name in methods:
+                return _json_method(value, name)
+        return self.item(value, name)
+
+    def item(self, value, key):
+        """value[key]; what is not there is undefined."""
+        if isinstance(value, _Undefined):
+            value.needed()
+        if isinstance(value, dict) and not isinstance(key, (list, dict)) and key in value:
+            return value[key]
+        if isinstance(value, (str, list, tuple)):
+            if isinstance(key, slice):
+                self.sized(len(value))
+                return value[key]
+            if isinstance(key, int) and -len(value) <= key < len(value):
+                return value[key]
+        return _Undefined(f"element {_quote(key)} of a {type(value).__name__}")
+
+    def call(self, function, args, named):
+        if not callable(function):
+            raise TypeError(f"{getattr(function, 'what', type(function).__name__)} is no function")
+        self.spend()
+        return function(self, *args, **named)
+
+    def operate(self, op, a, b):
+        """Return a op b, if it is not too large."""
+        if op == "~":
+            op, a, b = "+", self.text(a), self.text(b)
+        for value in (a, b):
+            if isinstance(value, _Undefined):
+                value.needed()
+        n_a, n_b = (len(v) if isinstance(v, (str, list, tuple)) else None for v in (a, b))
+        if n_a is None and n_b is None:
+            n_bits = sum(v.bit_length() for v in (a, b) if isinstance(v, int))
+            if isinstance(a, int) and isinstance(b, int) and op == "**":
+                n_bits = a.bit_length() * max(b, 1)
+            if n_bits > _TEMPLATE_BITS:
+                raise ValueError("a number is too large")
+        elif op == "*" and (n_a is None or n_b is None):
+            self.sized((n_a or n_b or 0) * max(0, *(v for v in (a, b) if isinstance(v, int))))
+        elif op == "+" and n_a is not None and n_b is not None:
+            self.sized(n_a + n_b)
+        else:                                   # so that "%" never formats
+            raise TypeError(f"{op} of a {type(a).__name__} and a {type(b).__name__}")
+        return _OPERATORS[op](a, b)
+
+    def compare(self, op, a, b):
+        for value in (a, b):
+            if isinstance(value, (str, list, tuple, dict)):
+                self.plain(value)               # for its cost: lists in lists could take for ever
+            elif isinstance(value, _Undefined) and op[0] in "<>":
+                value.needed()
+        if op in ("in", "not in"):
+            return (a in b) == (op == "in")
+        return _COMPARISONS[op](a, b)
+
+
+_OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
+              "//": operator.floordiv, "%": operator.mod, "**": operator.pow}
+_COMPARISONS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
+                ">": operator.gt, ">=": operator.ge}
+_METHODS = {
+    str: {"strip", "lstrip", "rstrip", "split", "rsplit", "splitlines", "startswith", "endswith",
+          "upper", "lower", "title", "capitalize", "find", "rfind", "index", "count", "replace",
+          "join", "isdigit", "isalpha", "isalnum", "isspace", "isupper", "islower"},
+    dict: {"items", "keys", "values", "get"},
+    (list, tuple): {"index", "count"}}
+
+
+def _json_method(value, name):
+    """Return a method of a value of JSON as a function of ours."""
+    if name in ("replace", "join"):             # could make too much; these filters look first
+        swap = name == "join"
+        return lambda work, *args: TEMPLATE_FILTERS[name](
+            work, *((args[0], value) if swap and args else (value, *args)))
+    if isinstance(value, dict) and name != "get":
+        return lambda work: [*getattr(value, name)()]
+    return lambda work, *args, **named: work.sized(len(value)) or getattr(value, name)(
+        *args, **named)
+
+
+# Filters, value|name(...), and tests, value is name(...): functions of a _Work and the value.
+
+def _replace(work, value, old, new, count=-1):
+    value, old, new = map(work.text, (value, old, new))
+    n_times = value.count(old) if count is None or count < 0 else min(value.count(old), count)
+    work.sized(len(value) + n_times * len(new))
+    return value.replace(old, new, n_times)
+
+
+def _join(work, value, between="", attribute=None):
+    parts = [work.text(part if attribute is None else _path(work, part, attribute))
+             for part in value]
+    work.sized(sum(map(len, parts)) + len(parts) * len(work.text(between)))
+    return work.text(between).join(parts)
+
+
+def _indent(work, value, width=4, first=False, blank=False):
+    lines = (work.text(value) + "\n").splitlines()
+    margin = width if isinstance(width, str) else " " * min(width, 1000)
+    work.sized(sum(map(len, lines)) + len(lines) * len(margin))
+    return "\n".join([margin + line if (line or blank) and (i or first) else line
+                      for i, line in enumerate(lines)])
+
+
+def _tojson(work, value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    if indent is not None and not 0 <= indent <= 100:
+        raise ValueError(f"an indent of {indent}")
+    return work.hide(json.dumps(work.plain(value), ensure_ascii=ensure_ascii, indent=indent,
+                                separators=separators, sort_keys=sort_keys))
+
+
+def _path(work, value, path):
+    """Return the item at "a.b.0" in value."""
+    for key in path.split(".") if isinstance(path, str) else [path]:
+        value = work.item(value, int(key) if isinstance(key, str) and key.isdigit() else key)
+    return value
+
+
+def _map(work, value, name=None, *args, attribute=None, default=None):
+    if attribute is None:
+        return [TEMPLATE_FILTERS[name](work, item, *args) for item in value or ()]
+    found = [_path(work, item, attribute) for item in value or ()]
+    return [default if isinstance(v, _Undefined) and default is not None else v for v in found]
+
+
+def _picked(wanted, by_attribute):
+    """Return select, reject, selectattr or rejectattr: items for which a test holds, or not."""
+    def pick(work, value, *args):
+        path, args = (args[0], args[1:]) if by_attribute else (None, args)
+        test = TEMPLATE_TESTS[args[0]] if args else lambda work, v: bool(v)
+        return [item for item in value or () if wanted == bool(test(
+            work, _path(work, item, path) if by_attribute else item, *args[1:]))]
+    return pick
+
+
+def _sort_key(work, case_sensitive, attribute):
+    def key(item):
+        value = item if attribute is None else _path(work, item, attribute)
+        return value.lower() if isinstance(value, str) and not case_sensitive else value
+    return key
+
+
+def _sort(work, value, reverse=False, case_sensitive=False, attribute=None):
+    return sorted(value, key=_sort_key(work, case_sensitive, attribute), reverse=bool(reverse))
+
+
+def _extreme(function):
+    return lambda work, value, case_sensitive=False, attribute=None: function(
+        value, key=_sort_key(work, case_sensitive, attribute), default=_Undefined("its item"))
+
+
+def _unique(work, value, case_sensitive=False, attribute=None):
+    found = {}
+    for item in value:
+        found.setdefault(_sort_key(work, case_sensitive, attribute)(item), item)
+    return [*found.values()]
+
+
+def _number(kind):
+    """Return the filter int or float: 0 for what is none."""
+    def convert(work, value, default=kind(0)):
+        try:
+            return kind(value) if len(value if isinstance(value, str) else "") < 1000 else default
+        except (TypeError, ValueError, OverflowError):
+            return default
+    return convert
+
+
+def _items(work, value):
+    if not isinstance(value, (dict, _Undefined)):
+        raise TypeError(f"items of a {type(value).__name__}")
+    return [*value.items()] if isinstance(value, dict) else []
+
+
+def _of_text(function):
+    return lambda work, value, *args: function(work.text(value), *args)
+
+
+def _of_value(function):
+    return lambda work, value, *args, **named: function(value, *args, **named)
+
+
+TEMPLATE_FILTERS = {
+    "replace": _replace, "join": _join, "indent": _indent, "tojson": _tojson, "map": _map,
+    "select": _picked(True, False), "reject": _picked(False, False),
+    "selectattr": _picked(True, True), "rejectattr": _picked(False, True),
+    "sort": _sort, "unique": _unique, "int": _number(int), "float": _number(float),
+    "items": _items, "string": _of_text(str), "safe": _of_text(str), "trim": _of_text(str.strip),
+    "upper": _of_text(str.upper), "lower": _of_text(str.lower), "title": _of_text(str.title),
+    "capitalize": _of_text(str.capitalize), "length": _of_value(len), "count": _of_value(len),
+    "list": _of_value(list), "abs": _of_value(abs),
+    "round": lambda work, value, precision=0: round(value, precision),
+    "min": _extreme(min), "max": _extreme(max), "sum": _of_value(sum),
+    "reverse": lambda work, value: value[::-1],
+    "first": lambda work, value: next(iter(value), _Undefined("the first of nothing")),
+    "last": lambda work, value: next(iter([*value][-1:]), _Undefined("the last of nothing")),
+    "dictsort": lambda work, value: sorted(value.items(), key=lambda pair: pair[0].lower()),
+    "default": lambda work, value, other="", boolean=False: (
+        other if isinstance(value, _Undefined) or (boolean and not value) else value)}
+TEMPLATE_FILTERS["d"] = TEMPLATE_FILTERS["default"]
+
+TEMPLATE_TESTS = {
+    "defined": lambda work, v: not isinstance(v, _Undefined),
+    "undefined": lambda work, v: isinstance(v, _Undefined),
+    "none": lambda work, v: v is None,
+    "true": lambda work, v: v is True,
+    "false": lambda work, v: v is False,
+    "boolean": lambda work, v: isinstance(v, bool),
+    "string": lambda work, v: isinstance(v, str),
+    "mapping": lambda work, v: isinstance(v, dict),
+    "iterable": lambda work, v: hasattr(v, "__iter__"),
+    "sequence": lambda work, v: hasattr(v, "__len__"),
+    "number": lambda work, v: isinstance(v, (int, float)),
+    "integer": lambda work, v: isinstance(v, int) and not isinstance(v, bool),
+    "float": lambda work, v: isinstance(v, float),
+    "callable": lambda work, v: callable(v),
+    "odd": lambda work, v: v % 2 == 1,
+    "even": lambda work, v: v % 2 == 0,
+    "divisibleby": lambda work, v, n: v % n == 0,
+    "in": lambda work, v, seq: work.compare("in", v, seq)}
+
+
+def _comparison_test(op):
+    return lambda work, v, other: work.compare(op, v, other)
+
+
+TEMPLATE_TESTS.update((name, _comparison_test(op)) for op, names in (
+    ("==", "equalto eq sameas =="), ("!=", "ne !="), ("<", "lt lessthan <"), ("<=", "le <="),
+    (">", "gt greaterthan >"), (">=", "ge >=")) for name in names.split())
+
+
+def _raise_exception(work, message):
+    raise KshipraError(f"the model's chat template refuses: {_shown(work.text(message))}")
+
+
+def _strftime_now(work, form):
+    if not re.fullmatch("(?:[^%]|%-?[A-Za-z%]){0,200}", form):
+        raise ValueError(f"{_quote(form)} is no form of a date")
+    return time.strftime(form, work.now or time.localtime())
+
+
+def _range(work, *args):
+    if len(range(*args)) > _TEMPLATE_RANGE:
+        raise ValueError(f"a range of more than {_TEMPLATE_RANGE}")
+    return [*range(*args)]
+
+
+_TEMPLATE_GLOBALS = {"raise_exception": _raise_exception, "strftime_now": _strftime_now,
+                     "range": _range,
+                     "namespace": lambda work, *args, **named: _Namespace(*args, **named),
+                     "dict": lambda work, *args, **named: dict(*args, **named)}
+
+
+# Tokens.  Around the tags, white space is taken away: by a "-" in the tag all of it on that
+# side; else, for {% %} and {# #} but not {{ }}, the spaces before the tag, if it begins its
+# line, and the newline behind it.  A "+" keeps it.
+
+_TAG = re.compile(r"\{([{%#])([-+]?)")
+_RAW_BEGIN = re.compile(r"\{%[-+]?\s*raw\s*(?:-%\}\s*|%\})")
+_RAW_END = re.compile(r"\{%([-+]?)\s*endraw\s*(?:-%\}\s*|\+%\}|%\}\n?)")
+_TAG_END = {"{": re.compile(r"-\}\}\s*|\}\}"), "%": re.compile(r"-%\}\s*|\+%\}|%\}\n?"),
+            "#": re.compile(r".*?(?:-#\}\s*|\+#\}|#\}\n?)", re.DOTALL)}
+_TEMPLATE_TOKEN = re.compile(r"""
+    \s*(?: (?P<number> \d[\d_]{0,99}(?:\.\d+)?(?:[eE][-+]?\d+)? ) | (?P<name> [^\W\d]\w* )
+    | (?P<string> '(?:[^'\\]|\\.)*' | "(?:[^"\\]|\\.)*" )
+    | (?P<op> \*\*|//|==|!=|<=|>=|[-+*/%~<>=()\[\]{}.,:|] ) )""", re.VERBOSE | re.DOTALL)
+
+
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4}"
+                     r"|.)", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0",
+            "\n": "", "\\": "\\", "'": "'", '"': '"'}
+
+
+def _unescaped(match):
+    """Return what a backslash and what follows mean in a string, as in Python."""
+    found = match[1]
+    return chr(int(found[1:], 16)) if len(found) > 1 else _ESCAPED.get(found, match[0])
+
+
+def _template_tokens(source):
+    """Return [(kind, value, offset)]: "data", "{" and "%" for tags, "end", number, name, ...
+
+    "Hi {{ x }}" gives data "Hi ", "{", name "x", "end".
+    """
+    out, pos, at_line_start = [], 0, True
+
+    def data(text, sign, of_line=True):
+        if sign == "-":
+            text = text.rstrip()
+        elif sign != "+" and of_line:
+            start = text.rfind("\n") + 1
+            if (start or at_line_start) and text[start:].isspace():
+                text = text[:start]
+        if text:
+            out.append(("data", text, pos))
+
+    while True:
+        tag = _TAG.search(source, pos)
+        if not tag:
+            data(source[pos:], "+")
+            return out + 2 * [("end of file", None, len(source))]
+        kind, sign = tag.groups()
+        data(source[pos:tag.start()], sign, kind != "{")
+        raw = _RAW_BEGIN.match(source, tag.start()) if kind == "%" else None
+        if raw or kind == "#":
+            end = _RAW_END.search(source, raw.end()) if raw else _TAG_END[kind].match(
+                source, tag.end())
+            if not end:
+                raise _TemplateFault("a comment or raw text does not end", tag.start())
+            if raw:
+                at_line_start = source[raw.end() - 1] == "\n"
+                data(source[raw.end():end.start()], end[1])
+            pos = end.end()
+        else:
+            out.append((kind, None, tag.start()))
+            pos = _tag_tokens(source, tag.end(), _TAG_END[kind], out)
+        at_line_start = source[pos - 1] == "\n"
+
+
+def _tag_tokens(source, pos, ending, out):
+    """Append the tokens of a tag and "end" to out; return where the text goes on."""
+    depth = 0
+    while True:
+        start = re.compile(r"\s*").match(source, pos).end()
+        end = ending.match(source, start) if depth == 0 else None
+        if end:
+            out.append(("end", None, start))
+            return end.end()
+        token = _TEMPLATE_TOKEN.match(source, pos)
+        if not token:
+            raise _TemplateFault(f"{_quote(source[start:start + 10])} is not understood", start)
+        kind, value = token.lastgroup, token[token.lastgroup]
+        if kind == "string":
+            value = _ESCAPE.sub(_unescaped, value[1:-1])
+        elif kind == "number":
+            value = float(value) if re.search("[.eE]", value) else int(value)
+        depth += (value in ("(", "[", "{")) - (value in (")", "]", "}")) if kind == "op" else 0
+        out.append((kind, value, start))
+        pos = token.end()
+
+
+# What the functions of a scope are made of: parts, which are such functions too, come first.
+
+def _choose(yes, test, no, scope):
+    return yes(scope) if test(scope) else no(scope)
+
+
+def _either(a, b, scope):
+    return a(scope) or b(scope)
+
+
+def _both(a, b, scope):
+    return a(scope) and b(scope)
+
+
+def _operation(op, a, b, scope):
+    return scope.work.operate(op, a(scope), b(scope))
+
+
+def _attribute_of(value, name, scope):
+    return scope.work.attribute(value(scope), name)
+
+
+def _item_of(value, key, scope):
+    return scope.work.item(value(scope), key(scope))
+
+
+def _call_of(function, arguments, scope):
+    return scope.work.call(function(scope), *arguments(scope))
+
+
+def _nothing(scope):
+    return _Undefined("the other case of an if")
+
+
+def _no_arguments(scope):
+    return [], {}
+
+
+class _TemplateParser:
+    """Tokens to functions.  A method named after a rule of the grammar reads what it names.
+
+    reads: the names that are looked up anywhere
+    """
+
+    def __init__(self, source):
+        self.source, self.reads, self.n_loops = source, set(), 0
+        self.tokens, self.at = _template_tokens(source), 0
+
+    def fail(self, message):
+        raise _TemplateFault(message, self.tokens[self.at][2])
+
+    def peek(self, kind, *values):
+        found = self.tokens[self.at]
+        return found[0] == kind and (not values or found[1] in values)
+
+    def take(self, kind, *values):
+        """Step over a token and return its value, if it is such a one, else None."""
+        if self.peek(kind, *values):
+            self.at += 1
+            value = self.tokens[self.at - 1][1]
+            return True if value is None else value
+        return None
+
+    def need(self, kind, *values):
+        found = self.take(kind, *values)
+        if found is None:
+            self.fail(f"{' or '.join(map(repr, values)) or kind} is needed, but "
+                      f"{_quote(self.tokens[self.at][1] or self.tokens[self.at][0])} was found")
+        return found
+
+    # Statements.
+
+    def body(self, *ends):
+        """Read up to the first {% end %} of ends -> (function of scope and out, which end)."""
+        nodes = []
+        while True:
+            offset = self.tokens[self.at][2]
+            if self.peek("data"):
+                text = self.take("data")
+                nodes.append((offset, lambda scope, out, text=text: out.append(text)))
+            elif self.take("{"):
+                value = self.expression()
+                self.need("end")
+                nodes.append((offset, lambda scope, out, value=value: out.append(
+                    scope.work.text(value(scope)))))
+            elif self.take("%"):
+                name = self.need("name")
+                if name in ends:
+                    return self.sequence(nodes), name
+                if name not in _STATEMENTS:
+                    self.at -= 1
+                    self.fail(f"the statement {_quote(name)} is not known here")
+                nodes.append((offset, _STATEMENTS[name](self)))
+            elif ends:
+                self.fail(f"{ends[-1]} is missing")
+            else:
+                self.need("end of file")
+                return self.sequence(nodes), None
+
+    def sequence(self, nodes):
+        """Return the statement that does these in turn, and says in which line one failed."""
+        def run(scope, out):
+            for offset, node in nodes:
+                scope.work.spend()
+                try:
+                    node(scope, out)
+                except _TEMPLATE_ERRORS as error:
+                    if isinstance(error, KshipraError):
+                        raise
+                    raise self.error(error, offset) from None
+        return run
+
+    def error(self, error, offset):
+        what = "it is nested too deep" if isinstance(error, RecursionError) else error.args[0]
+        line = self.source.count("\n", 0, offset) + 1
+        return KshipraError(f"the model's chat template, line {line}: {_shown(str(what))}")
+
+    def if_(self):
+        """{% if a %} ... {% elif b %} ... {% else %} ... {% endif %}"""
+        branches, end = [], "elif"
+        while end == "elif":
+            test = self.expression()
+            self.need("end")
+            body, end = self.body("elif", "else", "endif")
+            branches.append((test, body))
+        if end == "else":
+            self.need("end")
+            branches.append((lambda scope: True, self.body("endif")[0]))
+        self.need("end")
+
+        def run(scope, out):
+            for test, body in branches:
+                if test(scope):
+                    return body(scope, out)
+        return run
+
+    def for_(self):
+        """{% for x, y in items if test %} ... {% else %} ... {% endfor %}"""
+        names = self.names()
+        self.need("name", "in")
+        items = self.either()
+        test = self.expression() if self.take("name", "if") else None
+        self.need("end")
+        self.n_loops += 1
+        body, end = self.body("else", "endfor")
+        self.n_loops -= 1
+        otherwise = None
+        if end == "else":
+            self.need("end")
+            otherwise, _ = self.body("endfor")
+        self.need("end")
+
+        def run(scope, out):
+            values = [value for value in items(scope) if scope.work.spend() or test is None
+                      or test(_Scope(scope.work, self.unpack(names, value), scope))]
+            for i, value in enumerate(values):
+                inner = _Scope(scope.work, {**self.unpack(names, value),
+                                            "loop": _loop_variable(i, values)}, scope)
+                try:
+                    body(inner, out)
+                except _LoopControl as control:
+                    if control.args[0] == "break":
+                        break
+            if not values and otherwise:
+                otherwise(scope, out)
+        return run
+
+    def names(self):
+        """Read x or x, y or (x, y)."""
+        bracket = self.take("op", "(")
+        names = [self.need("name")]
+        while self.take("op", ","):
+            names.append(self.need("name"))
+        if bracket:
+            self.need("op", ")")
+        return names
+
+    @staticmethod
+    def unpack(names, value):
+        if len(names) == 1:
+            return {names[0]: value}
+        if len(value) != len(names):
+            raise ValueError(f"{len(value)} values for {len(names)} names")
+        return dict(zip(names, value))
+
+    def set_(self):
+        """{% set x = a %}, {% set ns.x = a %} or {% set x %} ... {% endset %}"""
+        names = self.names()
+        field = self.need("name") if self.take("op", ".") else None
+        if self.take("op", "="):
+            value = self.expression()
+            self.need("end")
+        else:
+            self.need("end")
+            body, _ = self.body("endset")
+            self.need("end")
+            value = self.text_of(body)
+
+        def run(scope, out):
+            if field is None:
+                return scope.values.update(self.unpack(names, value(scope)))
+            space = scope.get(names[0])
+            if not isinstance(space, _Namespace):
+                raise TypeError(f"{_quote(names[0])} is no namespace, so it cannot be changed")
+            space[field] = value(scope)
+        return run
+
+    @staticmethod
+    def text_of(body):
+        def value(scope):
+            out = []
+            body(scope, out)
+            scope.work.sized(sum(map(len, out)))
+            return "".join(out)
+        return value
+
+    def macro_(self):
+        """{% macro name(a, b=1) %} ... {% endmacro %}: a function that gives text."""
+        name, parameters = self.need("name"), {}
+        self.need("op", "(")
+        while not self.take("op", ")"):
+            parameter = self.need("name")
+            parameters[parameter] = self.expression() if self.take("op", "=") else None
+            self.peek("op", ")") or self.need("op", ",")
+        self.need("end")
+        n_loops, self.n_loops = self.n_loops, 0
+        body, _ = self.body("endmacro")
+        self.n_loops = n_loops
+        self.need("end")
+
+        def run(scope, out):
+            def macro(work, *args, **named):
+                unknown = named.keys() - parameters.keys()
+                if len(args) > len(parameters) or unknown:
+                    raise TypeError(f"macro {_quote(name)} has no such argument")
+                inner = _Scope(work, {**dict(zip(parameters, args)), **named}, scope)
+                for parameter, default in parameters.items():
+                    if parameter not in inner.values:
+                        inner.values[parameter] = _Undefined(_quote(parameter)) if (
+                            default is None) else default(inner)
+                return self.text_of(body)(inner)
+            scope.values[name] = macro
+        return run
+
+    def control(self):
+        """{% break %} or {% continue %}"""
+        name = self.tokens[self.at - 1][1]
+        self.n_loops or self.fail(f"{name} outside a loop")
+        self.need("end")
+
+        def run(scope, out):
+            raise _LoopControl(name)
+        return run
+
+    def generation(self):
+        """{% generation %} ... {% endgeneration %}: what the model wrote, a mark for training."""
+        self.need("end")
+        body, _ = self.body("endgeneration")
+        self.need("end")
+        return body
+
+    # Expressions, from what binds least to what binds most.
+
+    def expression(self):
+        """either [if either [else expression]]"""
+        value = self.either()
+        while self.take("name", "if"):
+            test = self.either()
+            other = self.expression() if self.take("name", "else") else _nothing
+            value = functools.partial(_choose, value, test, other)
+        return value
+
+    def either(self):
+        """both or both ..."""
+        value = self.both()
+        while self.take("name", "or"):
+            value = functools.partial(_either, value, self.both())
+        return value
+
+    def both(self):
+        """negation and negation ..."""
+        value = self.negation()
+        while self.take("name", "and"):
+            value = functools.partial(_both, value, self.negation())
+        return value
+
+    def negation(self):
+        """[not ...] comparison"""
+        if self.take("name", "not"):
+            value = self.negation()
+            return lambda scope: not value(scope)
+        return self.comparison()
+
+    def comparison(self):
+        """sum < sum <= sum ..., and "in" and "not in" alike"""
+        first, others = self.binary(0), []
+        while True:
+            op = self.take("op", *_COMPARISONS) or self.take("name", "in")
+            if not op and self.peek("name", "not") and self.tokens[self.at + 1][1] == "in":
+                self.at += 2
+                op = "not in"
+            if not op:
+                break
+            others.append((op, self.binary(0)))
+        if not others:
+            return first
+
+        def value(scope):
+            left = first(scope)
+            for op, other in others:
+                right = other(scope)
+                if not scope.work.compare(op, left, right):
+                    return False
+                left = right
+            return True
+        return value
+
+    LEVELS = (("+", "-"), ("~",), ("*", "/", "//", "%"), ("**",))
+
+    def binary(self, level):
+        """The operators of LEVELS, those further right within those further left."""
+        if level == len(self.LEVELS):
+            return self.unary()
+        value = self.binary(level + 1)
+        while self.peek("op", *self.LEVELS[level]):
+            value = functools.partial(_operation, self.need("op"), value, self.binary(level + 1))
+        return value
+
+    def unary(self, filtered=True):
+        """[- or +] primary, its parts, its filters and tests"""
+        if self.peek("op", "-", "+"):
+            value = functools.partial(_operation, self.need("op"), lambda scope: 0,
+                                      self.unary(False))
+        else:
+            value = self.parts(self.primary())
+        while filtered and (self.peek("op", "|") or self.peek("name", "is")):
+            value = self.filter(value) if self.take("op", "|") else self.test(value)
+        return value
+
+    def parts(self, value):
+        """value.name, value[key], value[a:b:c] and value(...)"""
+        while self.peek("op", ".", "[", "("):
+            if self.take("op", "."):
+                value = functools.partial(_attribute_of, value, self.need("name"))
+            elif self.take("op", "["):
+                value = functools.partial(_item_of, value, self.key())
+            else:
+                value = functools.partial(_call_of, value, self.arguments())
+        return value
+
+    def key(self):
+        """a or a:b:c, up to the bracket"""
+        bounds, n_colons = [None, None, None], 0
+        while not self.take("op", "]"):
+            if self.take("op", ":") and n_colons < 2:
+                n_colons += 1
+            else:
+                bounds[n_colons] = self.expression()
+        if not n_colons:
+            return bounds[0] or self.fail("a key is needed")
+        return lambda scope: slice(*[b and b(scope) for b in bounds])
+
+    def arguments(self):
+        """(a, b, name=c) -> function of a scope that returns ([a, b], {"name": c})"""
+        self.need("op", "(")
+        args, named = [], {}
+        while not self.take("op", ")"):
+            name = self.take("name") if self.tokens[self.at + 1][1] == "=" else None
+            if name:
+                self.need("op", "=")
+                named[name] = self.expression()
+            else:
+                args.append(self.expression())
+            self.peek("op", ")") or self.need("op", ",")
+        return lambda scope: ([a(scope) for a in args], {n: v(scope) for n, v in named.items()})
+
+    def known(self, table, what):
+        """Read the name of a filter or test and return its function."""
+        name = self.need("name")
+        if name not in table:
+            self.at -= 1
+            self.fail(f"the {what} {_quote(name)} is not known here")
+        return table[name]
+
+    def filter(self, value):
+        """name or name(...)"""
+        function = self.known(TEMPLATE_FILTERS, "filter")
+        args = self.arguments() if self.peek("op", "(") else _no_arguments
+
+        def filtered(scope):
+            found, (unnamed, named) = value(scope), args(scope)
+            if isinstance(found, (str, list, tuple, dict)):
+                scope.work.spend(len(found) >> (6 if isinstance(found, str) else 0))
+            return function(scope.work, found, *unnamed, **named)
+        return filtered
+
+    def test(self, value):
+        """is [not] name, name(...) or name value"""
+        self.need("name", "is")
+        inverse = bool(self.take("name", "not"))
+        function = self.known(TEMPLATE_TESTS, "test")
+        if self.peek("op", "("):
+            args = self.arguments()
+        elif self.peek("string") or self.peek("number") or self.peek("op", "[", "{") or (
+                self.peek("name") and not self.peek("name", "else", "or", "and", "is", "if", "in",
+                                                    "not")):
+            operand = self.parts(self.primary())
+            return lambda scope: function(scope.work, value(scope), operand(scope)) != inverse
+        else:
+            args = _no_arguments
+        return lambda scope: function(scope.work, value(scope), *args(scope)[0]) != inverse
+
+    CONSTANTS = {"true": True, "True": True, "false": False, "False": False, "none": None,
+                 "None": None}
+
+    def primary(self):
+        """A name, a constant, (a), (a, b), [a, b] or {a: b}"""
+        for kind in ("number", "string"):
+            if self.peek(kind):
+                value = self.tokens[self.at][1]
+                self.at += 1
+                while kind == "string" and self.peek("string"):
+                    value += self.need("string") if self.tokens[self.at][1] else ""
+                return lambda scope: value
+        if self.peek("name"):
+            name = self.need("name")
+            if name in self.CONSTANTS:
+                return lambda scope: self.CONSTANTS[name]
+            self.reads.add(name)
+            return lambda scope: scope.get(name)
+        if self.take("op", "{"):
+            pairs = self.list_of("}", lambda: (self.expression(), self.need("op", ":"),
+                                               self.expression()))[0]
+            return lambda scope: {key(scope): item(scope) for key, _, item in pairs}
+        opening = self.need("op", "(", "[")
+        items, comma = self.list_of(")" if opening == "(" else "]", self.expression)
+        if opening == "(" and len(items) == 1 and not comma:
+            return items[0]
+        kind = tuple if opening == "(" else list
+        return lambda scope: kind([item(scope) for item in items])
+
+    def list_of(self, closing, read):
+        """Return (what read() gives for each part, whether a comma stood last)."""
+        items, comma = [], False
+        while not self.take("op", closing):
+            items.append(read())
+            comma = bool(self.take("op", ","))
+            comma or self.peek("op", closing) or self.need("op", ",")
+        return items, comma
+
+
+_STATEMENTS = {"if": _TemplateParser.if_, "for": _TemplateParser.for_, "set": _TemplateParser.set_,
+               "macro": _TemplateParser.macro_, "break": _TemplateParser.control,
+               "continue": _TemplateParser.control, "generation": _TemplateParser.generation}
+
+
+def _loop_variable(i, values):
+    """Return the variable `loop` in round i over values."""
+    n = len(values)
+    loop = {"index": i + 1, "index0": i, "revindex": n - i, "revindex0": n - i - 1, "length": n,
+            "first": i == 0, "last": i == n - 1,
+            "cycle": lambda work, *args: args[i % len(args)]}
+    if i:
+        loop["previtem"] = values[i - 1]
+    if i < n - 1:
+        loop["nextitem"] = values[i + 1]
+    return loop
+
+
+class ChatTemplate:
+    """A template, read once.
+
+    source: its text   reads: the names that it looks up, so an argument that is not among them
+    changes nothing
+    """
+
+    def __init__(self, source: str):
+        if not isinstance(source, str) or len(source) > 1 << 20:
+            raise KshipraError(f"chat template: {_quote(source)} is no text of at most 1 MiB")
+        self.source = re.sub("\r\n?", "\n", source)
+        self.source = self.source[:-1] if self.source.endswith("\n") else self.source
+        try:
+            parser = _TemplateParser(self.source)
+            whole = parser.text_of(parser.body()[0])
+            self._whole = parser.sequence([(0, lambda scope, out: out.append(whole(scope)))])
+        except _TemplateFault as error:
+            line = self.source.count("\n", 0, error.args[1]) + 1
+            raise KshipraError(f"the model's chat template, line {line}: "
+                               f"{_shown(error.args[0])}") from None
+        except (RecursionError, ValueError) as error:
+            raise KshipraError("the model's chat template cannot be read: "
+                               f"{type(error).__name__}") from None
+        self.reads = parser.reads
+
+    def render(self, variables: dict, hide=str, now=None) -> str:
+        """Return the text.  hide: done to text made of values, as in Tokenizer.hide
+        now: time.struct_time for strftime_now, None for the present"""
+        out = []
+        self._whole(_Scope(_Work(hide, now), {**_TEMPLATE_GLOBALS, **variables}), out)
+        return out[0]
+
+
+def check_messages(messages):
+    """Refuse what is no conversation: a list of {"role": word, ...}, all of it JSON."""
+    if not isinstance(messages, (list, tuple)):
+        raise KshipraError(f"messages: a list is needed, but {_quote(messages)} was found")
+    for i, message in enumerate(messages):
+        role = message.get("role") if isinstance(message, dict) else None
+        if not isinstance(role, str) or not re.fullmatch(r"[\w.-]{1,64}", role):
+            raise KshipraError(f"messages[{i}]: an object with a role, such as user or assistant, "
+                               f"is needed, but {_quote(message)} was found")
+
+
+def _hidden(value, hide, where):
+    """Return a copy of a value of JSON with every text in it given to hide."""
+    if isinstance(value, str):
+        return hide(value)
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_hidden(item, hide, where) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {hide(key): _hidden(item, hide, where) for key, item in value.items()}
+    raise KshipraError(f"{where}: {type(value).__name__} is no type of JSON")
+
+
+def render_chat(tokenizer, messages, add_generation_prompt=True, tools=None, **variables):
+    """Return a conversation as the model's template writes it, with the marks of `hide` in it.
+
+    Texts in messages, tools and variables spell no control token; those of the template do.
+    """
+    check_messages(messages)
+    template = tokenizer.template("tool_use" if tools else "default")
+    given = {"messages": list(messages), "tools": tools, **variables}
+    given = {name: value for name, value in given.items() if value is not None}
+    unread = [name for name in given if name not in template.reads]
+    if unread:
+        raise KshipraError(f"{', '.join(unread)}: the model's chat template never reads this, so "
+                           "it would change nothing; leave it out")
+    try:
+        given = {name: _hidden(value, tokenizer.hide, name) for name, value in given.items()}
+    except RecursionError:
+        raise KshipraError("messages: nested too deep") from None
+    ends = {name: "" if token is None else tokenizer.vocabulary.text(token) for name, token in
+            (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id))}
+    return template.render({"add_generation_prompt": bool(add_generation_prompt), **ends, **given},
+                           tokenizer.hide)
+
+
+
 
 
 # ---------------------------------------------------------------------------------------

@@ -1098,3 +1098,292 @@ def test_tokenizer_model_alone_equals_tokenizer_json(shared, tmp_path):
         for text in ("Hello  world\n", " x", "", P10_TEXT):
             assert one.encode(text) == other.encode(text)
         assert (one.bos_id, one.eos_id) == (other.bos_id, other.eos_id)
+
+
+# 3.6 Chat templates
+
+NOW = time.strptime("2024-07-26T14:05:09", "%Y-%m-%dT%H:%M:%S")
+
+
+def render(source, **variables):
+    return kshipra.ChatTemplate(source).render(variables, now=NOW)
+
+
+def test_fixture_templates(shared):
+    """Fourteen templates of published models, fourteen conversations each; by jinja2 3.1.6."""
+    place, n_cases = shared / "fixtures" / "templates", 0
+    conversations = json.loads((place / "conversations.json").read_text())["conversations"]
+    conversations = {c.pop("name"): {**c, **c.pop("variables", {})} for c in conversations}
+    for path in sorted(place.glob("*.jinja")):
+        vectors = json.loads(path.with_suffix(".json").read_text())
+        template = kshipra.ChatTemplate(path.read_text())
+        for case in vectors["cases"]:
+            variables = {"bos_token": vectors["bos_token"], "eos_token": vectors["eos_token"],
+                         **conversations[case["conversation"]]}
+            n_cases += 1
+            if "expected" in case:
+                assert template.render(variables, now=NOW) == case["expected"]
+                continue
+            with pytest.raises(KshipraError) as caught:
+                template.render(variables, now=NOW)
+            if case["error"] == "raise_exception":
+                assert case["message"] in str(caught.value)
+    assert n_cases == 196
+
+
+@pytest.mark.parametrize("source, text", [
+    ("a{{ 1 }}b\n", "a1b"), ("a\n\n", "a\n"), ("a\r\nb", "a\nb"), ("{{ '}}' }}", "}}"),
+    ("  {% if 1 %}\n x\n  {% endif %}\ny", " x\ny"),
+    ("a {%- if 1 -%} \n b {%- endif -%} c", "abc"),
+    ("  {%+ if 1 +%}\nx{% endif %}", "  \nx"), ("a {{- 1 -}} b", "a1b"), (" {{ 1 }}\nx", " 1\nx"),
+    ("  {# note #}\nx{#- more -#} y", "xy"), ("{% raw %}{{ a }}{%- endraw %}", "{{ a }}"),
+    ("{{ {'a': {'b': 1}} }}", "{'a': {'b': 1}}"), ("{{ 'a\\n\\u00e9\\q' }}", "a\né\\q"),
+    ("{{ 'a' 'b' }}", "ab"), ("{{ 1_000 + 2 * 3 ** 2 - 7 // 2 % 2 }}", "1017"),
+    ("{{ -2.5|abs }}", "2.5"),
+    ("{{ 1 + 2 ~ 3 * 4 }}", ""), ("{{ 'x' ~ 1 + 2 }}", ""),
+    ("{{ 'a' in 'cat' and not 1 > 2 < 3 }}", "True"),
+    ("{{ 'y' if false }}|{{ 'n' if false else 'm' }}", "|m"), ("{{ a }}{{ a.b is defined }}", ""),
+    ("{{ x[0] }}{{ x[-1] }}{{ x[1:] }}{{ x[::-1][0] }}{{ x[7] }}", "13[2, 3]3"),
+    ("{{ d.items }}", ""), ("{{ d['items'] }}{{ d.k }}{{ d.get('q', 4) }}", "5v4"),
+    ("{% for k, v in d.items() if k != 'k' %}{{ k }}={{ v }}{% endfor %}", "items=5"),
+    ("{% for i in x %}{{ loop.index }}{{ loop.revindex0 }}{{ loop.previtem }}{{ loop.nextitem }}"
+     "{{ ',' if not loop.last }}{% endfor %}", "122,2113,302"),
+    ("{% for i in x %}{% if i == 2 %}{% continue %}{% endif %}{{ i }}{% if i == 3 %}{% break %}"
+     "{% endif %}{% else %}none{% endfor %}", "13"),
+    ("{% for i in [] %}{% else %}none{% endfor %}", "none"),
+    ("{% set a = 1 %}{% for i in x %}{{ a }}{% set a = i %}{% endfor %}{{ a }}", "1111"),
+    ("{% set n = namespace(a=0) %}{% for i in x %}{% set n.a = n.a + i %}{% endfor %}{{ n.a }}",
+     "6"),
+    ("{% set a %}b{{ 1 }}{% endset %}{{ a|upper }}", "B1"),
+    ("{% set a, b = (1, 2) %}{{ b }}{{ a }}", "21"),
+    ("{% macro m(a, b=a) %}{{ a }}{{ b }}{{ c }}{% endmacro %}{% set c = 3 %}"
+     "{{ m(1) }}{{ m(1, b=2) }}", "113123"), ("{% generation %}x{% endgeneration %}", "x"),
+    ("{{ strftime_now('%Y-%m-%d %B') }}", "2024-07-26 July"),
+    ("{{ range(3)|join('-') }}", "0-1-2"),
+    ("{{ {'é': ['<b>', none, true, 1.0]}|tojson }}", '{"é": ["<b>", null, true, 1.0]}'),
+    ("{{ {'a': 1}|tojson(indent=2) }}", '{\n  "a": 1\n}'),
+    ("{{ 'é'|tojson(ensure_ascii=true) }}", '"\\u00e9"'),
+    ("{{ 'a\\nb'|indent(2) }}|{{ 'a\\nb'|indent(2, first=true) }}", "a\n  b|  a\n  b"),
+    ("{{ m|selectattr('r', 'equalto', 'u')|map(attribute='c')|join(',') }}", "1,3"),
+    ("{{ m|rejectattr('r', 'eq', 'u')|list|length }}{{ x|select('odd')|list }}", "1[1, 3]"),
+    ("{{ x is iterable }}{{ d is mapping }}{{ 'a' is string }}{{ none is none }}"
+     "{{ 4 is divisibleby 2 }}{{ q is not defined }}{{ x is sequence }}{{ true is integer }}",
+     "TrueTrueTrueTrueTrueTrueTrueFalse"),
+    ("{{ q|default('z') }}{{ ''|default('z', true) }}{{ q|length }}{{ 'x' in q }}", "zz0False"),
+    ("{{ ' a '|trim }}{{ 'abc'|replace('b', '')|first }}{{ '7'|int + 1 }}{{ 'q'|int }}", "aa80"),
+    ("{{ ['b', 'A']|sort }}{{ [1, 1]|unique|list }}{{ x|sum }}{{ x|max }}{{ []|max }}",
+     "['A', 'b'][1]63"),
+    ("{{ ' aXb '.strip().split('X')[1].upper() }}{{ 'abc'.endswith('c') }}", "BTrue")])
+def test_what_a_template_writes(source, text):
+    """Each is what jinja2 3.1.6 gives, but for those marked "", which it and we refuse."""
+    variables = {"x": [1, 2, 3], "d": {"k": "v", "items": 5},
+                 "m": [{"r": "u", "c": 1}, {"r": "s", "c": 2}, {"r": "u", "c": 3}]}
+    if text or source.startswith("{% for i in []"):
+        assert render(source, **variables) == text
+    else:
+        with pytest.raises(KshipraError, match="chat template, line 1: "):
+            render(source, **variables)
+
+
+@pytest.mark.parametrize("source, message", [
+    ("{{ b }}\n{{ a.b }}", "line 2: 'a' is undefined"),
+    ("\n\n{{ [][0].x }}", "line 3: element 0 of a list is undefined"),
+    ("{% if %}", "line 1: .*is needed|understood|'end' was found"),
+    ("{% endif %}", "'endif' is not known"),
+    ("{% if 1 %}", "endif is missing"), ("{{ 1", "'' is not understood"),
+    ("{{ a ? b }}", "'. b ..' is not"),
+    ("{{ 'a }}", "is not understood"), ("{# a", "does not end"), ("{% raw %}{{", "does not end"),
+    ("{% include 'x' %}", "statement 'include' is not known"), ("{{ 1|nope }}", "filter 'nope'"),
+    ("{{ 1 is nope }}", "test 'nope'"), ("{% break %}", "break outside a loop"),
+    ("{% for i in [1] %}{% macro m() %}{% break %}{% endmacro %}{% endfor %}",
+     "break outside a loop"),
+    ("{{ raise_exception('no\\x1b[31m') }}", r"refuses: 'no\\x1b"),
+    ("{{ 1 / 0 }}", "division by zero"),
+    ("{{ 'a' + 1 }}", r"line 1: \+ of a str and a int"), ("{{ '%s' % 1 }}", "% of a str"),
+    ("{% set a = {} %}{% set a.b = 1 %}", "'a' is no namespace"),
+    ("{{ 1(2) }}", "int is no function"),
+    ("{{ a() }}", "'a' is no function"), ("{{ strftime_now }}", "a function is no value"),
+    ("{{ {}|tojson(indent=-1) }}", "indent of -1"), ("{{ nope|tojson }}", "JSON serializable"),
+    ("{% macro m(a) %}{% endmacro %}{{ m(1, 2) }}", "macro 'm' has no such argument"),
+    ("{% for a, b in [[1]] %}{% endfor %}", "1 values for 2 names"),
+    ("{{ " + "(" * 5000 + ")" * 5000 + "}}", "nested|read"),
+    ("{{ " + "not " * 5000 + "1 }}", "nested|read")])
+def test_what_is_wrong_with_a_template_is_said_with_its_line(source, message):
+    with pytest.raises(KshipraError, match=message) as caught:
+        render(source)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("source", [
+    "{{ ''.__class__ }}", "{{ x.__class__.__mro__ }}", "{{ [].append(1) }}",
+    "{{ ''['__class__']() }}",
+    "{{ x|map(attribute='__class__')|list|first }}", "{{ raise_exception.__globals__ }}",
+    "{{ namespace.__init__ }}", "{{ loop.__dict__ }}",
+    "{% set ns = namespace() %}{{ ns.update(a=1) }}",
+    "{% macro m() %}{% endmacro %}{{ m.__code__ }}", "{{ 'a'.format(1) }}", "{{ d.pop('a') }}",
+    "{{ d.items().__class__ }}", "{{ ''.encode() }}", "{{ strftime_now('%Y' * 201) }}",
+    "{{ strftime_now('%9999999Y') }}"])
+def test_a_template_reaches_nothing_of_python(source):
+    """What is no item is undefined, and shows nothing."""
+    try:
+        assert render(source, x=["a"], d={"a": 1}) == ""
+    except KshipraError:
+        pass
+
+
+@pytest.mark.parametrize("source", [
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}", "{{ 'a' * 10 ** 10 }}",
+    "{{ 9 ** 99999 }}",
+    "{% set n = namespace(a='ab') %}{% for i in range(99) %}{% set n.a = n.a + n.a %}{% endfor %}",
+    "{% set n = namespace(a=9) %}{% for i in range(99) %}{% set n.a = n.a * n.a %}{% endfor %}",
+    "{% set n = namespace(a=[]) %}{% for i in range(99) %}{% set n.a = [n.a, n.a] %}{% endfor %}"
+    "{{ n.a }}",
+    "{% set n = namespace(a=[], b=[]) %}{% for i in range(99) %}{% set n.a = [n.a, n.a] %}"
+    "{% set n.b = [n.b, n.b] %}{% endfor %}{{ n.a == n.b }}", "{{ range(10 ** 9) }}",
+    "{% set a = 'x' * 100000 %}{{ a.replace('', a) }}",
+    "{% set a = 'x' * 100000 %}{{ a|replace('x', a) }}",
+    "{% set a = ['x' * 100000] * 1000 %}{{ a|join(a[0]) }}",
+    "{{ ('a\\n' * 100000)|indent(9999) }}",
+    "{% set a = 'x' * 8000000 %}{% for i in range(99999) %}{% set b = a.upper() %}{% endfor %}",
+    "{% set a = 'x' * 8000000 %}{% for i in range(99999) %}{% set b = a|upper %}{% endfor %}",
+    "{% set a = 'x' * 8000000 %}{% for i in range(99999) %}{% set b = a == a[:] %}{% endfor %}",
+    "{% set a = 'x' * 8000000 %}{% for i in range(99999) %}{{ a }}{% endfor %}",
+    "{% set a = 'x' * 8000000 %}{% for i in range(99) %}{% set b = a|list %}{% endfor %}",
+    "{% for a in 'x' * 8000000 %}{% endfor %}", "{% raw " * 40000, "{{ 1" + "+1" * 40000 + " }}"])
+def test_a_template_ends_soon_and_stays_small(source):
+    begun = time.process_time()
+    with pytest.raises(KshipraError):
+        render(source)
+    assert time.process_time() - begun < 10
+
+
+def chat_tokenizer(template=None, special=(), **keys):
+    special = [("<s>", CONTROL), ("<|im_start|>", CONTROL), ("<|im_end|>", CONTROL), *special]
+    metadata = byte_level(special, eos_token_id=258, bos_token_id=256, **keys)
+    if template is not None:
+        metadata["tokenizer.chat_template"] = template
+    return kshipra.tokenizer_from_gguf(metadata)
+
+
+CHATML = ("{% for message in messages %}"
+          "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+          "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
+
+@given(content=st.lists(st.sampled_from(["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "<",
+    "|im_start|>",
+                                         "<s>", "s>", "a", "\n", "é", "\ud800",
+                                         "<<s>"])).map("".join))
+def test_p12_no_message_spells_a_control_token(content):
+    """Nor a tool's result, nor parts that spell one when they are joined."""
+    tokenizer = chat_tokenizer(CHATML)
+    for role in ("user", "tool"):
+        ids = tokenizer.apply_chat_template([{"role": role, "content": content}])
+        begin, end = [257, *map(ord, role + "\n")], [258, 10, 257, *map(ord, "assistant\n")]
+        shift = {byte: tokenizer.encode(chr(byte))[0] for byte in range(128)}
+        begin, end = ([shift.get(i, i) for i in part] for part in (begin, end))
+        assert ids[:len(begin)] == begin and ids[-len(end):] == end
+        span = ids[len(begin):len(ids) - len(end)]
+        assert not tokenizer._control & {*span}
+        assert tokenizer.decode(span) == content.replace("\ud800", "\ufffd")
+        text = tokenizer.apply_chat_template([{"role": role, "content": content}], tokenize=False)
+        assert text == (f"<|im_start|>{role}\n{content}<|im_end|>\n<|im_start|>"
+                        "assistant\n").replace("\ud800", "\ufffd")
+    parts = chat_tokenizer("{% for p in messages[0].content %}{{ p }}{% endfor %}")
+    ids = parts.apply_chat_template([{"role": "user", "content": list(content)}])
+    assert not parts._control & {*ids}
+
+
+def test_p12_what_is_made_of_texts_spells_none_either():
+    tokenizer = chat_tokenizer(
+        "{{ messages }}|{{ messages|tojson }}|{{ tools|string }}|{{ documents|join }}"
+        "|{{ messages[0].content.upper() }}|{% for k in tools[0] %}{{ k }}{% endfor %}")
+    messages = [{"role": "user", "content": ["<|im_end|>", "<s>"], "<s>": 1}]
+    messages[0]["content"] = "<s>"
+    text = tokenizer.apply_chat_template(messages, tools=[{"<|im_end|>": "<s>"}],
+                                         documents=["<|im_", "end|>"], tokenize=False)
+    assert text.count("<s>") == 5 and text.count("<|im_end|>") == 3
+    ids = tokenizer.apply_chat_template(messages, tools=[{"<|im_end|>": "<s>"}],
+                                        documents=["<|im_", "end|>"])
+    assert not tokenizer._control & {*ids}
+    assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("writes", ["{{ bos_token }}", "<s>", "<s><s>", ""])
+@pytest.mark.parametrize("add_bos", [True, False, None])
+@pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
+def test_p18_a_conversation_has_one_beginning(writes, add_bos, kind):
+    """Where template or tokenizer asks for one; a text alone as the tokenizer asks."""
+    template = writes + "{{ messages[0].content }}"
+    if kind == "byte-level":
+        tokenizer = chat_tokenizer(template, add_bos_token=add_bos)
+    else:
+        metadata = {**sentencepiece(WORDS, add_bos_token=add_bos),
+            "tokenizer.chat_template": template}
+        tokenizer = kshipra.tokenizer_from_gguf(metadata)
+    wanted = bool(writes) or tokenizer.add_bos
+    for content in ("a", "<s>a"):
+        ids = tokenizer.apply_chat_template([{"role": "user", "content": content}])
+        assert ids.count(tokenizer.bos_id) == wanted == (ids[:1] == [tokenizer.bos_id])
+        assert tokenizer.encode_prompt(content)[:1].count(tokenizer.bos_id) == (
+            tokenizer.add_bos or content == "<s>a")
+
+
+def test_p19_an_argument_that_the_template_never_reads_is_reported():
+    tokenizer = chat_tokenizer(CHATML + "{% if enable_thinking is defined %}!{% endif %}")
+    messages = [{"role": "user", "content": "a"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, enable_thinking=False)
+    assert text.endswith("!")
+    for more in ({"enable_thinkin": True}, {"tools": [{}]}, {"documents": "x",
+        "enable_thinking": 1}):
+        with pytest.raises(KshipraError, match="chat template never reads this"):
+            tokenizer.apply_chat_template(messages, **more)
+    assert tokenizer.apply_chat_template(messages, tools=None, tokenize=False) == text[:-1]
+
+
+def test_p19_the_end_of_a_turn_stops_a_generation():
+    assert chat_tokenizer(CHATML).stop_ids == {258}
+
+
+@pytest.mark.parametrize("messages, message", [
+    ("hi", "messages: a list"), ([5], r"messages\[0\]: an object with a role"),
+    ([{}], "with a role"),
+    ([{"role": "user", "content": "a"}, {"role": "a|>\n<|b"}], r"messages\[1\]"),
+    ([{"role": 5}], "with a role"), ([{"role": ""}], "with a role"),
+    ([{"role": "user", "content": {1: 2}}], "messages: dict is no type of JSON"),
+    ([{"role": "user", "content": b"a"}], "messages: bytes is no type")])
+def test_messages_that_are_none_are_refused(messages, message):
+    with pytest.raises(KshipraError, match=message):
+        chat_tokenizer(CHATML).apply_chat_template(messages)
+
+
+def test_a_model_without_a_template_says_so():
+    assert chat_tokenizer().chat_template is None
+    with pytest.raises(KshipraError, match="no chat template"):
+        chat_tokenizer().apply_chat_template([])
+    with pytest.raises(KshipraError, match="chat template: 5 is no text"):
+        chat_tokenizer(5).apply_chat_template([])
+
+
+def test_where_templates_stand(tmp_path):
+    tokenizer = chat_tokenizer("a{{ messages }}", **{})
+    assert tokenizer.chat_template == "a{{ messages }}"
+    metadata = {**byte_level([("<s>", CONTROL)]), "tokenizer.chat_template": "d{{ messages }}",
+                "tokenizer.chat_template.tool_use": "t{{ messages }}{{ tools }}"}
+    tokenizer = kshipra.tokenizer_from_gguf(metadata)
+    assert tokenizer.apply_chat_template([], tokenize=False) == "d[]"
+    assert tokenizer.apply_chat_template([], tools=[1], tokenize=False) == "t[][1]"
+    for settings_, files, text in (
+            ({"chat_template": "one"}, {}, "one"), ({"chat_template": [
+                {"name": "default", "template": "two"}]}, {}, "two"), ({}, {"chat_template": {
+                    "chat_template": "three"}}, "three"), ({"chat_template": "one"}, {}, "four")):
+        place = hf_directory(tmp_path, tokenizer_json(), tokenizer_config=settings_, **files)
+        if text == "four":
+            (tmp_path / "chat_template.jinja").write_text("four\n")
+        assert kshipra.load_tokenizer(place).chat_template == text + "\n" * (text == "four")
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "chat_template.json").unlink()
+    hf_directory(tmp_path, tokenizer_config={"chat_template": [5]})
+    with pytest.raises(KshipraError, match="wrong type"):
+        kshipra.load_tokenizer(tmp_path)
