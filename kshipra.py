@@ -6363,13 +6363,16 @@ class Engine:
                 raise KshipraError(f"row {i} is wanted, but the rows are 0..{len(rows) - 1}")
         if not rows:
             return []
-        ends = {}                       # by id: a sequence, and its length after this step
+        pool, ends = rows[0][2].pool, {}        # by id: a sequence, and its length afterwards
+        if pool not in self._pools:
+            raise KshipraError("the sequence is of another model's cache; make one with "
+                               "Sequence(model.cache)")
         for row in rows:
-            self._check_row(ends, *row)
+            self._check_row(pool, ends, *row)
         try:
             for seq, end in ends.values():
                 seq.reserve(len(seq.tokens), end)
-            batch = Batch(rows, wanted, rows[0][2].pool)
+            batch = Batch(rows, wanted, pool)
             logits = self.compute(lambda ops: ops.run(forward, self, batch))
         except BaseException:           # the pages taken for nothing
             for seq, _ in ends.values():
@@ -6377,20 +6380,21 @@ class Engine:
             raise
         for token, _, seq in rows:
             seq.tokens.append(token)
-        for seq, _ in ends.values():
-            seq.publish()
+        for seq, end in ends.values():
+            if end // pool.page_size > len(seq.ids):
+                seq.publish()
         return logits
 
-    def _check_row(self, ends, token, pos, seq):
+    def _check_row(self, pool, ends, token, pos, seq):
         """Check one row, and note in `ends` that it follows those before it."""
         if not 0 <= token < self.hparams.n_vocab:
             raise KshipraError(f"token {token} is outside 0..{self.hparams.n_vocab - 1}")
         if not 0 <= pos < self.ctx_size:
             raise KshipraError(f"position {pos} is outside the context of {self.ctx_size}; "
                                "use a larger ctx_size")
-        if seq.pool not in self._pools or any(seq.pool is not s.pool for s, _ in ends.values()):
-            raise KshipraError("the sequence is of another cache than this model's, or than the "
-                               "other rows'; make one with Sequence(model.cache)")
+        if seq.pool is not pool:
+            raise KshipraError("the rows are of sequences of several caches; give those of one at "
+                               "a time")
         end = ends[id(seq)][1] if id(seq) in ends else len(seq.tokens)
         if pos != end:
             raise KshipraError(f"position {pos} does not follow the {end} tokens of its "
@@ -13351,12 +13355,10 @@ class Logits(array):
 # A program is for a number of rows, and to record one takes as long as some tokens.  So that texts
 # may come and go without new programs, there are programs for some numbers only, and the rows of
 # a batch are filled up to the next of them.
-_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48)
-
-
 def _bucket(n):
-    """Return the number of rows of the program that runs n rows: from 48 on, multiples of 16."""
-    return _BUCKETS[bisect.bisect_left(_BUCKETS, n)] if n <= _BUCKETS[-1] else -(-n // 16) * 16
+    """Return the number of rows of the program that runs n rows."""
+    step = 1 if n <= 4 else 2 if n <= 8 else 4 if n <= 24 else 8 if n <= 48 else 16
+    return -(-n // step) * step
 
 
 class Native(Backend):

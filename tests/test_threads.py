@@ -297,7 +297,7 @@ def test_rows_that_do_not_exist_cannot_be_wanted(path, device):
 def test_a_sequence_of_another_cache_is_refused(path, device):
     """F5: its page numbers mean nothing here."""
     model, other = kshipra.load(path, device), kshipra.load(path, device, page_size=8)
-    with pytest.raises(kshipra.KshipraError, match="of another cache"):
+    with pytest.raises(kshipra.KshipraError, match="another model.s cache"):
         model.step([(1, 0, other.session)])
     assert other.session.tokens == [] and model.step([(1, 0, model.session)])
 
