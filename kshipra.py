@@ -309,7 +309,8 @@ class Format:
 
     sub_len: the weights under one scale, None for the plain floats.
     d_off, m_off: bytes of a block where the scale d and the f16 minimum stand.
-    d: what d is: "f16", "e8m0", a power of two; or where the bits of an f16 stand, a _BitField
+    d: what d is: "f16"; "e8m0", a power of two; "ue4m3", a byte for each sub-block, from d_off;
+    or where the bits of an f16 stand, a _BitField
     codes, scales, mins: fields, see _Field.  Without scales, d is that of all sub-blocks, and
     likewise the minimum; with them, sub-block s has the scale unit * d * scales[s].
     floats: how plain floats are read.
@@ -378,7 +379,9 @@ class Format:
             raise KshipraError(f"{self.name} is not a block format that kshipra reads, so it has "
                                "no codes to unpack")
         codes = self.codes.read(data, self.block_bytes)
-        scales = _each(self._read_d(data), self.block_len // self.sub_len)
+        scales = self._read_d(data)
+        if self.d != "ue4m3":
+            scales = _each(scales, self.block_len // self.sub_len)
         if self.scales:                         # exact: 11 bits of d times at most 8
             factors = self.scales.read(data, self.block_bytes)
             scales = map(mul, factors, map(mul, scales, repeat(self.unit)))
@@ -395,6 +398,9 @@ class Format:
             return _read_f16(data, self.block_bytes, self.d_off)
         if self.d == "e8m0":
             return [math.ldexp(0.5, e - 127) for e in data[self.d_off::self.block_bytes]]
+        if self.d == "ue4m3":
+            runs = [(self.d_off, self.block_len // self.sub_len, 0, 8)]
+            return [_UE4M3[byte] for byte in _gather(data, self.block_bytes, runs)]
         return f16_to_f32(array("H", self.d.read(data, self.block_bytes)).tobytes())
 
     def pack(self, codes, ds, ms=(), scales=None, mins=None):
@@ -407,11 +413,15 @@ class Format:
 
     def with_scales(self, data, ds, ms):
         """Return the blocks in `data` with the scales ds and minimums ms, one a block, instead of
-        their own; a format without minimums takes none of ms, E8M0 the next power of two."""
+        their own; a format without minimums takes none of ms, one without f16 what is near."""
         data, size = bytearray(data), self.block_bytes
         columns = [(self.m_off, _f16s(ms))] if self.m_off is not None else []
         if self.d == "e8m0":
             data[self.d_off::size] = bytes([max(math.frexp(d)[1] + 127, 0) for d in ds])
+        elif self.d == "ue4m3":
+            nearest = bytes([bisect.bisect_left(_UE4M3, abs(d), 0, 127) for d in ds])
+            for s in range(self.block_len // self.sub_len):
+                data[self.d_off + s::size] = nearest
         elif self.d == "f16":
             columns.append((self.d_off, _f16s(ds)))
         else:
@@ -554,6 +564,9 @@ FORMATS = {row.name: row for row in (
 #          0               1               17
 # MXFP4   | 2 ** (e - 127) |   qs[16]     |          e: 8 bits; the codes are twice those of E2M1,
 #          a float of four bits, +- 0 1/2 1 3/2 2 3 4 6, and the scale half of 2 ** (e - 127)
+#          0      4
+# NVFP4   | d[4] |  4 x qs[8]    |                   4 of 16 like MXFP4's; d: a float of 4 bits of
+#          exponent, 3 of fraction, halved; weight i and i + 8 of a sub-block in one byte
 #          0      2     4        8
 # IQ4_XS  |  d   | high | low[4] |  qs[128]  |       8 of 32 like IQ4_NL's; scales of 6 bits,
 #          less 32, in the order of bits: four in low, the upper two in high
@@ -614,6 +627,10 @@ def _int_format(bits, group):
 
 _IQ4_BOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _E2M1_BOOK = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+# Half of the float that each byte is: 0eeeefff, a NaN as 0.  ggml takes no notice of bit 7.
+_UE4M3 = [math.ldexp(f if e == 0 else f + 8, max(e, 1) - 11) for e in range(16) for f in range(8)]
+_UE4M3 = _UE4M3[:127] + [0.0] + _UE4M3
 
 # The grids: of all patterns of the values, those of which a bit is set in the packed string;
 # pattern p has the value number p mod n first, then (p // n) mod n, and so on.  The second
@@ -796,6 +813,9 @@ FORMATS.update((row.name, row) for row in (
            codes=_Field([(2, 16, 0, 4), (2, 16, 4, 4)], book=_IQ4_BOOK)),
     Format("MXFP4", 39, 32, 17, sub_len=32, d_off=0, d="e8m0",
            codes=_Field([(1, 16, 0, 4), (1, 16, 4, 4)], book=_E2M1_BOOK)),
+    Format("NVFP4", 40, 64, 36, sub_len=16, d_off=0, d="ue4m3",
+           codes=_Field([(at, 8, shift, 4) for at in range(4, 36, 8) for shift in (0, 4)],
+                        book=_E2M1_BOOK)),
     Format("IQ4_XS", 23, 256, 136, sub_len=32, d_off=0,
            codes=_Field([(at, 16, shift, 4) for at in range(8, 136, 16) for shift in (0, 4)],
                         book=_IQ4_BOOK),
@@ -844,7 +864,7 @@ FORMAT_BY_ID = {row.type_id: row for row in FORMATS.values() if row.type_id is n
 # check their place in the file.  Source: ggml.h, enum ggml_type, with the block sizes of
 # ggml-common.h; the last group is named as safetensors names it and has no ggml number.
 LISTED_FORMATS = {row.name: row for row in (
-    Format("NVFP4", 40, 64, 36), Format("I8", 24, 1, 1), Format("I16", 25, 1, 2),
+    Format("I8", 24, 1, 1), Format("I16", 25, 1, 2),
     Format("I32", 26, 1, 4), Format("I64", 27, 1, 8), Format("F64", 28, 1, 8),
     Format("BOOL", None, 1, 1), Format("U8", None, 1, 1), Format("U16", None, 1, 2),
     Format("U32", None, 1, 4), Format("U64", None, 1, 8), Format("F8_E4M3", None, 1, 1),
@@ -10061,6 +10081,14 @@ def emit_d(k, format, words, at):
     return d, m[0] if m else None
 
 
+def emit_ue4m3(k, byte):
+    """Return _UE4M3 of the byte in each lane: its bits are those of an f32, but for the range."""
+    bits = k.and_(byte, k.const_i32x8(127)) << 20
+    above = [k.cmpgt_i32(byte, k.const_i32x8(limit)) for limit in (126, 127)]
+    nan = k.andnot(above[1], above[0]).f32
+    return k.andnot(nan, bits.f32 * k.const_f32x8(2.0 ** 119))
+
+
 def emit_scales(k, format, block, keep):
     """Emit keep(s, scale, low) for each sub-block s; low is None without minimums.
 
@@ -10074,6 +10102,10 @@ def emit_scales(k, format, block, keep):
         elif isinstance(field, _Field):
             needed |= {at for at, _, width in _places(field.runs) + _places(field.upper) if width}
     words, n_subs = Words(format, block, needed), format.block_len // format.sub_len
+    if format.d == "ue4m3":
+        for s in range(n_subs):
+            keep(s, emit_ue4m3(k, emit_byte(k, words[d_at], s, False, 0)), None)
+        return
     d, m = emit_d(k, format, words, d_at)
     if format.scales is None:
         for s in range(n_subs):
@@ -10157,7 +10189,7 @@ def stretch_of(format):
         return 32 if isinstance(format.codes, _GridCodes) else format.block_len
     length = 0
     for i, (at, n, shift, width) in enumerate(format.codes.runs):
-        if i and shift == 0:
+        if i and shift == 0 and length % 32 == 0:
             break
         length += n
     return length
@@ -10407,7 +10439,7 @@ class Products:
         self.k, self.format, self.x, self.n_rows, self.ahead = k, format, x, n_rows, ahead
         self.bias, self.length = kept_bias(format), stretch_of(format)
         self.scales, self.dots = {}, {}
-        self.many = format.scales is not None
+        self.many = format.scales is not None or format.d == "ue4m3"
         self.park = self.length > 64
         self.run_len = 16 if n_rows == 1 else format.sub_len    # short runs wait less for sums
         self.place = k.copy(k.scratch) if self.many else None

@@ -98,6 +98,8 @@ def random_weights(format, shape, seed, awkward=False):
     for at in range(0, len(data), format.block_bytes):
         if format.d == "e8m0" and rng.random() < 0.3:
             data[at + format.d_off] = rng.choice((0, 1, 2, 100))
+        if format.d == "ue4m3":
+            data[at:at + 4] = rng.choice((b"\0\x01\x07\x08", b"\x7f\x7e\x80\xff", rng.randbytes(4)))
         if awkward and rng.random() < 0.3:
             data[at:at + format.block_bytes] = rng.choice((b"\0", b"\xff", b"\x80", b"\x7f")) * (
                 format.block_bytes)

@@ -78,7 +78,8 @@ def test_formats_have_ggml_numbers_and_sizes():
         "IQ2_XXS": (16, 256, 66), "IQ2_XS": (17, 256, 74), "IQ3_XXS": (18, 256, 98),
         "IQ1_S": (19, 256, 50), "IQ4_NL": (20, 32, 18), "IQ3_S": (21, 256, 110),
         "IQ2_S": (22, 256, 82), "IQ4_XS": (23, 256, 136), "IQ1_M": (29, 256, 56),
-        "TQ1_0": (34, 256, 54), "TQ2_0": (35, 256, 66), "MXFP4": (39, 32, 17)}
+        "TQ1_0": (34, 256, 54), "TQ2_0": (35, 256, 66), "MXFP4": (39, 32, 17),
+        "NVFP4": (40, 64, 36)}
     assert [f.name for f in FORMATS.values() if f.type_id is None] == OUR_OWN
     assert all(row is FORMATS[row.name] and row.type_id == i for i, row in FORMAT_BY_ID.items())
     assert len(FORMAT_BY_ID) == len(FORMATS) - len(OUR_OWN)
@@ -222,6 +223,8 @@ def code(format, block, i):
         return (block[4 + i] ^ 128) - 128
     if name in ("IQ4_NL", "MXFP4"):
         return format.codes.book[block[-16 + i % 16] >> (4 * (i // 16)) & 15]
+    if name == "NVFP4":
+        return format.codes.book[block[4 + 8 * (i // 16) + i % 8] >> (4 * (i % 16 // 8)) & 15]
     if name == "IQ4_XS":
         return format.codes.book[block[8 + 16 * (i // 32) + i % 16] >> (4 * (i % 32 // 16)) & 15]
     if name == "TQ2_0":
@@ -418,8 +421,8 @@ def test_unwritten_and_unread_formats_are_refused_by_name():
         FORMATS["IQ2_S"].encode([0.0] * 256)
     with pytest.raises(KshipraError, match="F16 is not a block format"):
         FORMATS["F16"].unpack(b"12")
-    with pytest.raises(KshipraError, match="NVFP4 is not a block format that kshipra reads"):
-        kshipra.LISTED_FORMATS["NVFP4"].decode(bytes(36))
+    with pytest.raises(KshipraError, match="F8_E4M3 is not a block format that kshipra reads"):
+        kshipra.LISTED_FORMATS["F8_E4M3"].decode(bytes(36))
 
 
 @pytest.mark.parametrize("format", BLOCK_FORMATS, ids=lambda f: f.name)
@@ -429,6 +432,9 @@ def test_scales_are_put_where_they_are_read(format):
     ds, ms = [2.0 ** (i % 9 - 4) for i in range(244)], [i / 8 for i in range(244)]
     made = format.with_scales(blocks, ds, ms)
     found, codes = format._read_d(made), format.unpack(made)[0]
+    if format.d == "ue4m3":                     # one a sub-block
+        assert found[0::4] == found[1::4] == found[2::4] == found[3::4]
+        found = found[::4]
     assert list(found) == ds and codes == format.unpack(blocks)[0]
     if format.m_off is not None:
         assert list(kshipra._read_f16(made, format.block_bytes, format.m_off)) == ms
