@@ -11,7 +11,7 @@ import pytest
 import kshipra
 from kshipra import FORMATS, Tensor
 
-# Of the rows that differ by the group alone, one each here; all have a trial in test_programs.
+# Of the rows that differ by the group alone, one each here; all have a trial in test_self_check.
 ALIKE = {"INT2_G64", "INT2_G128", "INT4_G32", "INT4_G128", "INT8_G32", "INT8_G64"}
 QUANTIZED = [f.name for f in FORMATS.values() if f.sub_len and f.name not in ALIKE]
 FLOATS = ["F32", "F16", "BF16"]
