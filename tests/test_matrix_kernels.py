@@ -99,7 +99,8 @@ def random_weights(format, shape, seed, awkward=False):
         if format.d == "e8m0" and rng.random() < 0.3:
             data[at + format.d_off] = rng.choice((0, 1, 2, 100))
         if format.d == "ue4m3":
-            data[at:at + 4] = rng.choice((b"\0\x01\x07\x08", b"\x7f\x7e\x80\xff", rng.randbytes(4)))
+            data[at:at + 4] = rng.choice(
+                (b"\0\x01\x07\x08", b"\x7f\x7e\x80\xff", rng.randbytes(4)))
         if awkward and rng.random() < 0.3:
             data[at:at + format.block_bytes] = rng.choice((b"\0", b"\xff", b"\x80", b"\x7f")) * (
                 format.block_bytes)
@@ -251,6 +252,15 @@ def picked(run, weights, rows, route, chunk_rows):
     return y.read()
 
 
+def deep_for_grids(test):
+    """Mark as deep what takes long to interpret: the kernels of the formats with grids."""
+    for name, format in FORMATS.items():
+        if isinstance(format.codes, kshipra._GridCodes):
+            test = pytest.mark.deep(run=interpreted, name=name)(test)
+    return test
+
+
+@deep_for_grids
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("name", FLOATS + QUANTIZED)
 @pytest.mark.parametrize("n_out, n_rows, n_used, each, chunk_rows", [
