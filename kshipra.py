@@ -14258,7 +14258,8 @@ GENERATE_OPTIONS = ("max_tokens", "stop", "ignore_eos", *SAMPLING_OPTIONS)
 PROMPT_OPTIONS = ("model", "prompt", "file", "text", "paged_cache", *LOAD_OPTIONS)
 LISTED = {                              # what to do -> the options that it heeds
     "info": ("model", "ctx_size", "kv_type"), "listing": (), "version": (),
-    "profile": (*PROMPT_OPTIONS, "max_tokens"), "json": (*PROMPT_OPTIONS, *GENERATE_OPTIONS)}
+    "profile": (*PROMPT_OPTIONS, "max_tokens"), "json": (*PROMPT_OPTIONS, "batch_prompts",
+                                                              *GENERATE_OPTIONS)}
 
 OPTIONS = {                             # group -> rows of (flags, what argparse is told)
     "what to say": [
@@ -14266,6 +14267,7 @@ OPTIONS = {                             # group -> rows of (flags, what argparse
          "Hugging Face directory (default: the model in this file)")),
         ("-p --prompt", dict(metavar="TEXT", help="text to continue; - for standard input")),
         ("-f --file", dict(metavar="FILE", help="text to continue, from a file")),
+        ("--batch-prompts", dict(metavar="A|B|C", help="texts to continue together")),
         ("-n --max-tokens", dict(type=int, metavar="N", help="tokens to generate at most; -1 for "
          f"as many as the context holds (default: {MAX_TOKENS})")),
         ("--stop", dict(action="append", metavar="TEXT",
@@ -14401,7 +14403,8 @@ def parse_arguments(argv):
     ignored = [_flag(name) for name in given if name not in (*heeded, *whats)]
     if ignored:
         parser.error(f"{_flag(whats[0])} does not heed {', '.join(ignored)}")
-    prompts = [name for name in ("text", "prompt", "file") if name in given]
+    prompts = [name for name in ("text", "prompt", "file", "batch_prompts")
+               if name in given]
     if len(prompts) > 1:
         parser.error(f"{' and '.join(map(_flag, prompts))} exclude each other")
     if not prompts and "model" in given and not set(whats) & {"info", "listing", "version"}:
@@ -14444,15 +14447,15 @@ def load_as_asked(given):
     return load(given.get("model"), **options)
 
 
-def generate_as_asked(model, given, prompt, progress=None):
-    """Return the Generation that the arguments ask for."""
+def generation_options(given):
+    """Return the parameters of generate that the arguments ask for."""
     options = _some(given, GENERATE_OPTIONS)
     if options.get("max_tokens") == -1:
         options["max_tokens"] = None
     if options.get("seed") == -1:
         options["seed"] = None
     options["stop"] = [typed_text(stop) for stop in options.get("stop", ())]
-    return model.generate(prompt, progress=progress, **options)
+    return options
 
 
 def timings_of(generation, load_s):
@@ -14475,8 +14478,8 @@ def run_prompt(given):
                          if done < total else "\r\x1b[K")
         sys.stderr.flush()
 
-    generation = generate_as_asked(model, given, prompt,
-                                   progress if on_terminal and not as_json else None)
+    generation = model.generate(prompt, progress=progress if on_terminal and not as_json else None,
+                                **generation_options(given))
     reason = None
     try:
         if not as_json:
@@ -14488,11 +14491,7 @@ def run_prompt(given):
         reason = "interrupted"
     reason, timings = reason or generation.finish_reason, timings_of(generation, load_s)
     if as_json:
-        say(json.dumps({
-            "text": generation.text, "tokens": generation.ids,
-            "prompt_tokens": len(generation.prompt_ids), "finish_reason": reason,
-            "timings": timings, "rss_mb": resident_mb()[1], "device": model.ops.name,
-            "isa": model.ops.isa, "threads": model.ops.n_threads}) + "\n")
+        say(json.dumps(as_object(model, generation, reason, timings)) + "\n")
     else:
         say("\n")
         if on_terminal:
@@ -14503,6 +14502,29 @@ def run_prompt(given):
         if not given:
             warn("that was the model in this file; --help tells what else there is")
     return 130 if reason == "interrupted" else 0
+
+
+def as_object(model, generation, reason, timings):
+    """Return what --json prints of a generation."""
+    return {"text": generation.text, "tokens": generation.ids,
+            "prompt_tokens": len(generation.prompt_ids), "finish_reason": reason,
+            "timings": timings, "rss_mb": resident_mb()[1], "device": model.ops.name,
+            "isa": model.ops.isa, "threads": model.ops.n_threads}
+
+
+def run_batch(given):
+    """Continue several prompts together, and print them one after the other, or as JSON."""
+    begun = time.perf_counter()
+    model = load_as_asked(given)
+    load_s = time.perf_counter() - begun
+    prompts = typed_text(given["batch_prompts"]).split("|")
+    batch = model.generate_batch(prompts, **generation_options(given))
+    if "json" in given:
+        say(json.dumps([as_object(model, generation, generation.finish_reason,
+                                  timings_of(generation, load_s)) for generation in batch]) + "\n")
+    else:
+        say("\n\n".join(map(operator.add, prompts, [g.text for g in batch])) + "\n")
+    return 0
 
 
 def timings_text(generation, timings):
@@ -14546,7 +14568,8 @@ def run_command(argv):
         for line in describe(given.get("model"), **_some(given, ("ctx_size", "kv_type"))):
             say(line + "\n")
     else:
-        return run_profile(given) if "profile" in given else run_prompt(given)
+        return (run_profile if "profile" in given else run_batch if "batch_prompts" in given
+                else run_prompt)(given)
     return 0
 
 

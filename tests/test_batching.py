@@ -1,6 +1,7 @@
 """Chapter 9, Batching: what a text is among others equals, to the bit, what it is alone."""
 import asyncio
 import itertools
+import json
 import threading
 
 import pytest
@@ -370,3 +371,20 @@ def test_a_session_of_another_model_is_refused_and_changes_nothing(path, tmp_pat
         with pytest.raises(KshipraError, match="saved with model"):
             wrong.load_session(tmp_path / "s")
         assert wrong.session.tokens == before
+
+
+def test_the_command_line_runs_a_batch(path, capfd):
+    arguments = ["-m", path, "-n", "5", "--temp", "0", "--batch-prompts", "Hello|On|ce upon"]
+    assert kshipra.main(arguments) == 0
+    out = capfd.readouterr().out
+    texts = [alone(path, "python", p, max_tokens=5, temperature=0)[1]
+             for p in ("Hello", "On", "ce upon")]
+    assert out == "\n\n".join(p + t for p, t in zip(("Hello", "On", "ce upon"), texts)) + "\n"
+    assert kshipra.main([*arguments, "--json"]) == 0
+    objects = json.loads(capfd.readouterr().out)
+    assert [o["text"] for o in objects] == texts
+    assert {"tokens", "prompt_tokens", "finish_reason", "timings", "rss_mb"} < set(objects[0])
+    for wrong in (["-p", "a"], ["--profile"]):
+        with pytest.raises(SystemExit) as exit:
+            kshipra.main([*arguments, *wrong])
+        assert exit.value.code == 2
