@@ -3476,20 +3476,29 @@ _TEMPLATE_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, Attribu
                     RecursionError)
 
 
+class _LoopControl(Exception):
+    """break and continue."""
+
+
+class _TemplateFault(Exception):
+    """What is wrong with the text of a template, and at which offset."""
+
+
+class _Namespace(dict):
+    """What namespace(...) makes: the one value that a template may change, ns.x = 1."""
+
+
 class _Undefined:
     """What a name is that nobody has set: empty text, false, no items.  More is an error."""
 
     def __init__(self, what):
         self.what = what
 
-    def __bool__(self):
-        return False
+    def __len__(self):                          # so it is false, too
+        return 0
 
     def __iter__(self):
         return iter(())
-
-    def __len__(self):
-        return 0
 
     def __eq__(self, other):
         return isinstance(other, _Undefined)
@@ -3499,21 +3508,6 @@ class _Undefined:
 
     def __repr__(self):
         return "Undefined"                      # as in a list that is shown
-
-    def needed(self):
-        raise TypeError(f"{self.what} is undefined")
-
-
-class _Namespace(dict):
-    """What namespace(...) makes: the one value that a template may change, ns.x = 1."""
-
-
-class _LoopControl(Exception):
-    """break and continue."""
-
-
-class _TemplateFault(Exception):
-    """What is wrong with the text of a template, and at which offset."""
 
 
 class _Scope:
@@ -3534,8 +3528,7 @@ class _Scope:
 class _Work:
     """One rendering: what it may still cost, and the operations on values.
 
-    hide: what to do with text that is made of values of the user's, as `Tokenizer.hide`
-    now: struct_time for strftime_now, None for the clock's
+    hide: done to text that is made of values, as in Tokenizer.hide   now: struct_time or None
     """
 
     def __init__(self, hide, now):
@@ -3544,8 +3537,8 @@ class _Work:
     def spend(self, n_steps=1):
         self.left -= n_steps
         if self.left < 0:
-            raise KshipraError(f"chat template: it has not ended after {TEMPLATE_STEPS} steps; "
-                               "give another template")
+            raise KshipraError("the model's chat template has not ended after "
+                               f"{TEMPLATE_STEPS} steps; give another one")
 
     def sized(self, n):
         """Refuse a text or list of n before it is made; larger ones cost more steps."""
@@ -3571,46 +3564,52 @@ class _Work:
         """Return a value as text."""
         if isinstance(value, str):
             return value
-        if isinstance(value, _Undefined):
-            return ""
-        return self.hide(str(self.plain(value)))
+        return "" if isinstance(value, _Undefined) else self.hide(str(self.plain(value)))
+
+    @staticmethod
+    def defined(*values):
+        for value in values:
+            if isinstance(value, _Undefined):
+                raise TypeError(f"{value.what} is undefined")
 
     def attribute(self, value, name):
         """value.name: for a dict first its methods, then its items."""
-        if isinstance(value, _Undefined):
-            value.needed()
         for kind, methods in _METHODS.items():
             if isinstance(value, kind) and not isinstance(value, _Namespace) and name in methods:
-                return _json_method(value, name)
+                return functools.partial(_call_method, value, name)
         return self.item(value, name)
 
     def item(self, value, key):
         """value[key]; what is not there is undefined."""
-        if isinstance(value, _Undefined):
-            value.needed()
-        if isinstance(value, dict) and not isinstance(key, (list, dict)) and key in value:
+        self.defined(value)
+        if isinstance(value, (str, list, tuple)) and isinstance(key, slice):
+            self.sized(len(value))
             return value[key]
-        if isinstance(value, (str, list, tuple)):
-            if isinstance(key, slice):
-                self.sized(len(value))
+        if isinstance(value, (str, list, tuple)) and isinstance(key, int):
+            if -len(value) <= key < len(value):
                 return value[key]
-            if isinstance(key, int) and -len(value) <= key < len(value):
-                return value[key]
+        elif isinstance(value, dict) and not isinstance(key, (list, dict)) and key in value:
+            return value[key]
         return _Undefined(f"element {_quote(key)} of a {type(value).__name__}")
 
-    def call(self, function, args, named):
+    def call(self, function, arguments):
+        self.defined(function)
         if not callable(function):
-            raise TypeError(f"{getattr(function, 'what', type(function).__name__)} is no function")
+            raise TypeError(f"a {type(function).__name__} is no function")
         self.spend()
-        return function(self, *args, **named)
+        return function(self, *arguments[0], **arguments[1])
+
+    def filter(self, function, value, arguments):
+        """value|function(...)"""
+        if isinstance(value, (str, list, tuple, dict)):
+            self.spend(len(value) >> (6 if isinstance(value, str) else 0))
+        return function(self, value, *arguments[0], **arguments[1])
 
     def operate(self, op, a, b):
         """Return a op b, if it is not too large."""
         if op == "~":
             op, a, b = "+", self.text(a), self.text(b)
-        for value in (a, b):
-            if isinstance(value, _Undefined):
-                value.needed()
+        self.defined(a, b)
         n_a, n_b = (len(v) if isinstance(v, (str, list, tuple)) else None for v in (a, b))
         if n_a is None and n_b is None:
             n_bits = sum(v.bit_length() for v in (a, b) if isinstance(v, int))
@@ -3630,17 +3629,16 @@ class _Work:
         for value in (a, b):
             if isinstance(value, (str, list, tuple, dict)):
                 self.plain(value)               # for its cost: lists in lists could take for ever
-            elif isinstance(value, _Undefined) and op[0] in "<>":
-                value.needed()
-        if op in ("in", "not in"):
-            return (a in b) == (op == "in")
-        return _COMPARISONS[op](a, b)
+        if op[0] in "<>":
+            self.defined(a, b)
+        return _OPERATORS[op](a, b)
 
 
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
-              "//": operator.floordiv, "%": operator.mod, "**": operator.pow}
-_COMPARISONS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
-                ">": operator.gt, ">=": operator.ge}
+              "//": operator.floordiv, "%": operator.mod, "**": operator.pow,
+              "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
+              ">": operator.gt, ">=": operator.ge, "in": lambda a, b: a in b,
+              "not in": lambda a, b: a not in b}
 _METHODS = {
     str: {"strip", "lstrip", "rstrip", "split", "rsplit", "splitlines", "startswith", "endswith",
           "upper", "lower", "title", "capitalize", "find", "rfind", "index", "count", "replace",
@@ -3649,16 +3647,15 @@ _METHODS = {
     (list, tuple): {"index", "count"}}
 
 
-def _json_method(value, name):
-    """Return a method of a value of JSON as a function of ours."""
-    if name in ("replace", "join"):             # could make too much; these filters look first
-        swap = name == "join"
-        return lambda work, *args: TEMPLATE_FILTERS[name](
-            work, *((args[0], value) if swap and args else (value, *args)))
-    if isinstance(value, dict) and name != "get":
-        return lambda work: [*getattr(value, name)()]
-    return lambda work, *args, **named: work.sized(len(value)) or getattr(value, name)(
-        *args, **named)
+def _call_method(value, name, work, *args, **named):
+    """Call a method of a value of JSON."""
+    if name == "replace":                       # these two could make too much
+        return _replace(work, value, *args)
+    if name == "join":
+        return _join(work, *args, between=value)
+    work.sized(len(value))
+    found = getattr(value, name)(*args, **named)
+    return [*found] if name in ("items", "keys", "values") else found
 
 
 # Filters, value|name(...), and tests, value is name(...): functions of a _Work and the value.
@@ -3671,10 +3668,11 @@ def _replace(work, value, old, new, count=-1):
 
 
 def _join(work, value, between="", attribute=None):
+    between = work.text(between)
     parts = [work.text(part if attribute is None else _path(work, part, attribute))
              for part in value]
-    work.sized(sum(map(len, parts)) + len(parts) * len(work.text(between)))
-    return work.text(between).join(parts)
+    work.sized(sum(map(len, parts)) + len(parts) * len(between))
+    return between.join(parts)
 
 
 def _indent(work, value, width=4, first=False, blank=False):
@@ -3727,11 +3725,6 @@ def _sort(work, value, reverse=False, case_sensitive=False, attribute=None):
     return sorted(value, key=_sort_key(work, case_sensitive, attribute), reverse=bool(reverse))
 
 
-def _extreme(function):
-    return lambda work, value, case_sensitive=False, attribute=None: function(
-        value, key=_sort_key(work, case_sensitive, attribute), default=_Undefined("its item"))
-
-
 def _unique(work, value, case_sensitive=False, attribute=None):
     found = {}
     for item in value:
@@ -3743,7 +3736,7 @@ def _number(kind):
     """Return the filter int or float: 0 for what is none."""
     def convert(work, value, default=kind(0)):
         try:
-            return kind(value) if len(value if isinstance(value, str) else "") < 1000 else default
+            return kind(value) if not isinstance(value, str) or len(value) < 1000 else default
         except (TypeError, ValueError, OverflowError):
             return default
     return convert
@@ -3755,12 +3748,16 @@ def _items(work, value):
     return [*value.items()] if isinstance(value, dict) else []
 
 
+def _default(work, value, other="", boolean=False):
+    return other if isinstance(value, _Undefined) or (boolean and not value) else value
+
+
 def _of_text(function):
     return lambda work, value, *args: function(work.text(value), *args)
 
 
 def _of_value(function):
-    return lambda work, value, *args, **named: function(value, *args, **named)
+    return lambda work, *args: function(*args)
 
 
 TEMPLATE_FILTERS = {
@@ -3768,48 +3765,44 @@ TEMPLATE_FILTERS = {
     "select": _picked(True, False), "reject": _picked(False, False),
     "selectattr": _picked(True, True), "rejectattr": _picked(False, True),
     "sort": _sort, "unique": _unique, "int": _number(int), "float": _number(float),
-    "items": _items, "string": _of_text(str), "safe": _of_text(str), "trim": _of_text(str.strip),
+    "items": _items, "default": _default, "d": _default,
+    "string": _of_text(str), "safe": _of_text(str), "trim": _of_text(str.strip),
     "upper": _of_text(str.upper), "lower": _of_text(str.lower), "title": _of_text(str.title),
     "capitalize": _of_text(str.capitalize), "length": _of_value(len), "count": _of_value(len),
-    "list": _of_value(list), "abs": _of_value(abs),
-    "round": lambda work, value, precision=0: round(value, precision),
-    "min": _extreme(min), "max": _extreme(max), "sum": _of_value(sum),
-    "reverse": lambda work, value: value[::-1],
-    "first": lambda work, value: next(iter(value), _Undefined("the first of nothing")),
-    "last": lambda work, value: next(iter([*value][-1:]), _Undefined("the last of nothing")),
-    "dictsort": lambda work, value: sorted(value.items(), key=lambda pair: pair[0].lower()),
-    "default": lambda work, value, other="", boolean=False: (
-        other if isinstance(value, _Undefined) or (boolean and not value) else value)}
-TEMPLATE_FILTERS["d"] = TEMPLATE_FILTERS["default"]
+    "list": _of_value(list), "abs": _of_value(abs), "sum": _of_value(sum),
+    "round": _of_value(lambda value, precision=0: round(value, precision)),
+    "reverse": _of_value(lambda value: value[::-1]),
+    "first": _of_value(lambda value: next(iter(value), _Undefined("the first of nothing"))),
+    "last": _of_value(lambda value: next(iter([*value][-1:]), _Undefined("the last of nothing"))),
+    "dictsort": _of_value(lambda value: sorted(value.items(), key=lambda pair: pair[0].lower()))}
 
-TEMPLATE_TESTS = {
-    "defined": lambda work, v: not isinstance(v, _Undefined),
-    "undefined": lambda work, v: isinstance(v, _Undefined),
-    "none": lambda work, v: v is None,
-    "true": lambda work, v: v is True,
-    "false": lambda work, v: v is False,
-    "boolean": lambda work, v: isinstance(v, bool),
-    "string": lambda work, v: isinstance(v, str),
-    "mapping": lambda work, v: isinstance(v, dict),
-    "iterable": lambda work, v: hasattr(v, "__iter__"),
-    "sequence": lambda work, v: hasattr(v, "__len__"),
-    "number": lambda work, v: isinstance(v, (int, float)),
-    "integer": lambda work, v: isinstance(v, int) and not isinstance(v, bool),
-    "float": lambda work, v: isinstance(v, float),
-    "callable": lambda work, v: callable(v),
-    "odd": lambda work, v: v % 2 == 1,
-    "even": lambda work, v: v % 2 == 0,
-    "divisibleby": lambda work, v, n: v % n == 0,
-    "in": lambda work, v, seq: work.compare("in", v, seq)}
+TEMPLATE_TESTS = {name: _of_value(test) for name, test in {
+    "defined": lambda v: not isinstance(v, _Undefined),
+    "undefined": lambda v: isinstance(v, _Undefined),
+    "none": lambda v: v is None,
+    "true": lambda v: v is True,
+    "false": lambda v: v is False,
+    "boolean": lambda v: isinstance(v, bool),
+    "string": lambda v: isinstance(v, str),
+    "mapping": lambda v: isinstance(v, dict),
+    "iterable": lambda v: hasattr(v, "__iter__"),
+    "sequence": lambda v: hasattr(v, "__len__"),
+    "number": lambda v: isinstance(v, (int, float)),
+    "integer": lambda v: isinstance(v, int) and not isinstance(v, bool),
+    "float": lambda v: isinstance(v, float),
+    "callable": callable,
+    "odd": lambda v: v % 2 == 1,
+    "even": lambda v: v % 2 == 0,
+    "divisibleby": lambda v, n: v % n == 0}.items()}
 
 
 def _comparison_test(op):
-    return lambda work, v, other: work.compare(op, v, other)
+    return lambda work, value, other: work.compare(op, value, other)
 
 
 TEMPLATE_TESTS.update((name, _comparison_test(op)) for op, names in (
     ("==", "equalto eq sameas =="), ("!=", "ne !="), ("<", "lt lessthan <"), ("<=", "le <="),
-    (">", "gt greaterthan >"), (">=", "ge >=")) for name in names.split())
+    (">", "gt greaterthan >"), (">=", "ge >="), ("in", "in")) for name in names.split())
 
 
 def _raise_exception(work, message):
@@ -3828,10 +3821,10 @@ def _range(work, *args):
     return [*range(*args)]
 
 
-_TEMPLATE_GLOBALS = {"raise_exception": _raise_exception, "strftime_now": _strftime_now,
-                     "range": _range,
-                     "namespace": lambda work, *args, **named: _Namespace(*args, **named),
-                     "dict": lambda work, *args, **named: dict(*args, **named)}
+_TEMPLATE_GLOBALS = {
+    "raise_exception": _raise_exception, "strftime_now": _strftime_now, "range": _range,
+    "namespace": lambda work, *args, **named: _Namespace(*args, **named),
+    "dict": lambda work, *args, **named: dict(*args, **named)}
 
 
 # Tokens.  Around the tags, white space is taken away: by a "-" in the tag all of it on that
@@ -3839,16 +3832,14 @@ _TEMPLATE_GLOBALS = {"raise_exception": _raise_exception, "strftime_now": _strft
 # line, and the newline behind it.  A "+" keeps it.
 
 _TAG = re.compile(r"\{([{%#])([-+]?)")
-_RAW_BEGIN = re.compile(r"\{%[-+]?\s*raw\s*(?:-%\}\s*|%\})")
-_RAW_END = re.compile(r"\{%([-+]?)\s*endraw\s*(?:-%\}\s*|\+%\}|%\}\n?)")
 _TAG_END = {"{": re.compile(r"-\}\}\s*|\}\}"), "%": re.compile(r"-%\}\s*|\+%\}|%\}\n?"),
             "#": re.compile(r".*?(?:-#\}\s*|\+#\}|#\}\n?)", re.DOTALL)}
+_RAW_TAG = re.compile(r"\{%[-+]?\s*raw\s*(?:-%\}\s*|%\})")
+_RAW_END = re.compile(r"\{%([-+]?)\s*endraw\s*(?:-%\}\s*|\+%\}|%\}\n?)")
 _TEMPLATE_TOKEN = re.compile(r"""
-    \s*(?: (?P<number> \d[\d_]{0,99}(?:\.\d+)?(?:[eE][-+]?\d+)? ) | (?P<name> [^\W\d]\w* )
-    | (?P<string> '(?:[^'\\]|\\.)*' | "(?:[^"\\]|\\.)*" )
-    | (?P<op> \*\*|//|==|!=|<=|>=|[-+*/%~<>=()\[\]{}.,:|] ) )""", re.VERBOSE | re.DOTALL)
-
-
+    (?P<number> \d[\d_]{0,99}(?:\.\d+)?(?:[eE][-+]?\d+)? ) | (?P<name> [^\W\d]\w* )
+    | (?P<string> '(?:[^'\\]|\\.)*' | "(?:[^"\\]|\\.)*" ) | (?P<space> \s+ )
+    | (?P<op> \*\*|//|==|!=|<=|>=|[-+*/%~<>=()\[\]{}.,:|] )""", re.VERBOSE | re.DOTALL)
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4}"
                      r"|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0",
@@ -3885,7 +3876,7 @@ def _template_tokens(source):
             return out + 2 * [("end of file", None, len(source))]
         kind, sign = tag.groups()
         data(source[pos:tag.start()], sign, kind != "{")
-        raw = _RAW_BEGIN.match(source, tag.start()) if kind == "%" else None
+        raw = _RAW_TAG.match(source, tag.start())
         if raw or kind == "#":
             end = _RAW_END.search(source, raw.end()) if raw else _TAG_END[kind].match(
                 source, tag.end())
@@ -3905,60 +3896,34 @@ def _tag_tokens(source, pos, ending, out):
     """Append the tokens of a tag and "end" to out; return where the text goes on."""
     depth = 0
     while True:
-        start = re.compile(r"\s*").match(source, pos).end()
-        end = ending.match(source, start) if depth == 0 else None
+        end = ending.match(source, pos) if depth == 0 else None
         if end:
-            out.append(("end", None, start))
+            out.append(("end", None, pos))
             return end.end()
         token = _TEMPLATE_TOKEN.match(source, pos)
         if not token:
-            raise _TemplateFault(f"{_quote(source[start:start + 10])} is not understood", start)
-        kind, value = token.lastgroup, token[token.lastgroup]
+            raise _TemplateFault(f"{_quote(source[pos:pos + 10])} is not understood", pos)
+        kind, value = token.lastgroup, token[0]
         if kind == "string":
             value = _ESCAPE.sub(_unescaped, value[1:-1])
         elif kind == "number":
             value = float(value) if re.search("[.eE]", value) else int(value)
-        depth += (value in ("(", "[", "{")) - (value in (")", "]", "}")) if kind == "op" else 0
-        out.append((kind, value, start))
+        elif kind == "op":
+            depth += (value in "([{") - (value in ")]}")
+        if kind != "space":
+            out.append((kind, value, pos))
         pos = token.end()
 
 
-# What the functions of a scope are made of: parts, which are such functions too, come first.
+# From tokens to functions.  A leaf is constant(value); what has parts, which are functions of
+# a scope too, is doing(method of _Work, parts).
 
-def _choose(yes, test, no, scope):
-    return yes(scope) if test(scope) else no(scope)
-
-
-def _either(a, b, scope):
-    return a(scope) or b(scope)
+def _constant(value):
+    return lambda scope: value
 
 
-def _both(a, b, scope):
-    return a(scope) and b(scope)
-
-
-def _operation(op, a, b, scope):
-    return scope.work.operate(op, a(scope), b(scope))
-
-
-def _attribute_of(value, name, scope):
-    return scope.work.attribute(value(scope), name)
-
-
-def _item_of(value, key, scope):
-    return scope.work.item(value(scope), key(scope))
-
-
-def _call_of(function, arguments, scope):
-    return scope.work.call(function(scope), *arguments(scope))
-
-
-def _nothing(scope):
-    return _Undefined("the other case of an if")
-
-
-def _no_arguments(scope):
-    return [], {}
+def _doing(method, *parts):
+    return lambda scope: method(scope.work, *[part(scope) for part in parts])
 
 
 class _TemplateParser:
@@ -3980,11 +3945,11 @@ class _TemplateParser:
 
     def take(self, kind, *values):
         """Step over a token and return its value, if it is such a one, else None."""
-        if self.peek(kind, *values):
-            self.at += 1
-            value = self.tokens[self.at - 1][1]
-            return True if value is None else value
-        return None
+        if not self.peek(kind, *values):
+            return None
+        value = self.tokens[self.at][1]
+        self.at += 1
+        return True if value is None else value
 
     def need(self, kind, *values):
         found = self.take(kind, *values)
@@ -4000,14 +3965,11 @@ class _TemplateParser:
         nodes = []
         while True:
             offset = self.tokens[self.at][2]
-            if self.peek("data"):
-                text = self.take("data")
-                nodes.append((offset, lambda scope, out, text=text: out.append(text)))
-            elif self.take("{"):
-                value = self.expression()
-                self.need("end")
-                nodes.append((offset, lambda scope, out, value=value: out.append(
-                    scope.work.text(value(scope)))))
+            if self.peek("data") or self.take("{"):
+                data = self.take("data")
+                value = _constant(data) if data else self.expression()
+                data or self.need("end")
+                nodes.append((offset, functools.partial(self.write, value)))
             elif self.take("%"):
                 name = self.need("name")
                 if name in ends:
@@ -4016,11 +3978,30 @@ class _TemplateParser:
                     self.at -= 1
                     self.fail(f"the statement {_quote(name)} is not known here")
                 nodes.append((offset, _STATEMENTS[name](self)))
-            elif ends:
-                self.fail(f"{ends[-1]} is missing")
             else:
-                self.need("end of file")
+                self.need("end of file") if not ends else self.fail(f"{ends[-1]} is missing")
                 return self.sequence(nodes), None
+
+    def block(self, end):
+        """Read %} ... {% end %}."""
+        self.need("end")
+        body, _ = self.body(end)
+        self.need("end")
+        return body
+
+    @staticmethod
+    def write(value, scope, out):
+        out.append(scope.work.text(value(scope)))
+
+    @staticmethod
+    def text_of(body):
+        """Return the function of a scope that gives what body writes."""
+        def value(scope):
+            out = []
+            body(scope, out)
+            scope.work.sized(sum(map(len, out)))
+            return "".join(out)
+        return value
 
     def sequence(self, nodes):
         """Return the statement that does these in turn, and says in which line one failed."""
@@ -4029,16 +4010,13 @@ class _TemplateParser:
                 scope.work.spend()
                 try:
                     node(scope, out)
+                except KshipraError:
+                    raise
                 except _TEMPLATE_ERRORS as error:
-                    if isinstance(error, KshipraError):
-                        raise
-                    raise self.error(error, offset) from None
+                    nested = isinstance(error, RecursionError)
+                    raise template_error("it is nested too deep" if nested else error.args[0],
+                                         self.source, offset) from None
         return run
-
-    def error(self, error, offset):
-        what = "it is nested too deep" if isinstance(error, RecursionError) else error.args[0]
-        line = self.source.count("\n", 0, offset) + 1
-        return KshipraError(f"the model's chat template, line {line}: {_shown(str(what))}")
 
     def if_(self):
         """{% if a %} ... {% elif b %} ... {% else %} ... {% endif %}"""
@@ -4049,9 +4027,9 @@ class _TemplateParser:
             body, end = self.body("elif", "else", "endif")
             branches.append((test, body))
         if end == "else":
+            branches.append((_constant(True), self.block("endif")))
+        else:
             self.need("end")
-            branches.append((lambda scope: True, self.body("endif")[0]))
-        self.need("end")
 
         def run(scope, out):
             for test, body in branches:
@@ -4063,26 +4041,21 @@ class _TemplateParser:
         """{% for x, y in items if test %} ... {% else %} ... {% endfor %}"""
         names = self.names()
         self.need("name", "in")
-        items = self.either()
-        test = self.expression() if self.take("name", "if") else None
+        items = self.binary(0)
+        test = self.expression() if self.take("name", "if") else _constant(True)
         self.need("end")
         self.n_loops += 1
         body, end = self.body("else", "endfor")
         self.n_loops -= 1
-        otherwise = None
-        if end == "else":
-            self.need("end")
-            otherwise, _ = self.body("endfor")
-        self.need("end")
+        otherwise = self.block("endfor") if end == "else" else self.need("end") and None
 
         def run(scope, out):
-            values = [value for value in items(scope) if scope.work.spend() or test is None
-                      or test(_Scope(scope.work, self.unpack(names, value), scope))]
+            values = [value for value in items(scope) if scope.work.spend() or test(
+                _Scope(scope.work, self.unpack(names, value), scope))]
             for i, value in enumerate(values):
-                inner = _Scope(scope.work, {**self.unpack(names, value),
-                                            "loop": _loop_variable(i, values)}, scope)
+                inner = {**self.unpack(names, value), "loop": _loop_variable(i, values)}
                 try:
-                    body(inner, out)
+                    body(_Scope(scope.work, inner, scope), out)
                 except _LoopControl as control:
                     if control.args[0] == "break":
                         break
@@ -4096,8 +4069,7 @@ class _TemplateParser:
         names = [self.need("name")]
         while self.take("op", ","):
             names.append(self.need("name"))
-        if bracket:
-            self.need("op", ")")
+        bracket and self.need("op", ")")
         return names
 
     @staticmethod
@@ -4116,10 +4088,7 @@ class _TemplateParser:
             value = self.expression()
             self.need("end")
         else:
-            self.need("end")
-            body, _ = self.body("endset")
-            self.need("end")
-            value = self.text_of(body)
+            value = self.text_of(self.block("endset"))
 
         def run(scope, out):
             if field is None:
@@ -4130,40 +4099,28 @@ class _TemplateParser:
             space[field] = value(scope)
         return run
 
-    @staticmethod
-    def text_of(body):
-        def value(scope):
-            out = []
-            body(scope, out)
-            scope.work.sized(sum(map(len, out)))
-            return "".join(out)
-        return value
-
-    def macro_(self):
+    def macro(self):
         """{% macro name(a, b=1) %} ... {% endmacro %}: a function that gives text."""
         name, parameters = self.need("name"), {}
         self.need("op", "(")
         while not self.take("op", ")"):
             parameter = self.need("name")
-            parameters[parameter] = self.expression() if self.take("op", "=") else None
+            parameters[parameter] = self.expression() if self.take("op", "=") else _constant(
+                _Undefined(_quote(parameter)))
             self.peek("op", ")") or self.need("op", ",")
-        self.need("end")
         n_loops, self.n_loops = self.n_loops, 0
-        body, _ = self.body("endmacro")
+        text = self.text_of(self.block("endmacro"))
         self.n_loops = n_loops
-        self.need("end")
 
         def run(scope, out):
             def macro(work, *args, **named):
-                unknown = named.keys() - parameters.keys()
-                if len(args) > len(parameters) or unknown:
+                if len(args) > len(parameters) or named.keys() - parameters.keys():
                     raise TypeError(f"macro {_quote(name)} has no such argument")
                 inner = _Scope(work, {**dict(zip(parameters, args)), **named}, scope)
                 for parameter, default in parameters.items():
                     if parameter not in inner.values:
-                        inner.values[parameter] = _Undefined(_quote(parameter)) if (
-                            default is None) else default(inner)
-                return self.text_of(body)(inner)
+                        inner.values[parameter] = default(inner)
+                return text(inner)
             scope.values[name] = macro
         return run
 
@@ -4177,58 +4134,59 @@ class _TemplateParser:
             raise _LoopControl(name)
         return run
 
-    def generation(self):
-        """{% generation %} ... {% endgeneration %}: what the model wrote, a mark for training."""
-        self.need("end")
-        body, _ = self.body("endgeneration")
-        self.need("end")
-        return body
-
     # Expressions, from what binds least to what binds most.
 
     def expression(self):
-        """either [if either [else expression]]"""
-        value = self.either()
+        """binary [if binary [else expression]]"""
+        value = self.binary(0)
         while self.take("name", "if"):
-            test = self.either()
-            other = self.expression() if self.take("name", "else") else _nothing
-            value = functools.partial(_choose, value, test, other)
+            value = self.choice(value, self.binary(0), self.expression() if self.take(
+                "name", "else") else _constant(_Undefined("the other case of an if")))
         return value
 
-    def either(self):
-        """both or both ..."""
-        value = self.both()
-        while self.take("name", "or"):
-            value = functools.partial(_either, value, self.both())
+    @staticmethod
+    def choice(yes, test, no):
+        return lambda scope: yes(scope) if test(scope) else no(scope)
+
+    LEVELS = (("or",), ("and",), (), ("+", "-"), ("~",), ("*", "/", "//", "%"), ("**",))
+
+    def binary(self, level):
+        """The operators of LEVELS, those further right within those further left."""
+        if level == len(self.LEVELS):
+            return self.unary()
+        if not self.LEVELS[level]:
+            return self.comparison(level + 1)
+        value = self.binary(level + 1)
+        while self.peek("name" if level < 2 else "op", *self.LEVELS[level]):
+            op = self.tokens[self.at][1]
+            self.at += 1
+            other = self.binary(level + 1)
+            value = self.lazily(op == "or", value, other) if level < 2 else _doing(
+                _Work.operate, _constant(op), value, other)
         return value
 
-    def both(self):
-        """negation and negation ..."""
-        value = self.negation()
-        while self.take("name", "and"):
-            value = functools.partial(_both, value, self.negation())
+    @staticmethod
+    def lazily(enough, a, b):
+        """Return a's value if it says enough, else b's."""
+        def value(scope):
+            found = a(scope)
+            return found if bool(found) == enough else b(scope)
         return value
 
-    def negation(self):
-        """[not ...] comparison"""
+    def comparison(self, level):
+        """[not ...] binary < binary <= binary ..., and "in" and "not in" alike"""
         if self.take("name", "not"):
-            value = self.negation()
+            value = self.comparison(level)
             return lambda scope: not value(scope)
-        return self.comparison()
-
-    def comparison(self):
-        """sum < sum <= sum ..., and "in" and "not in" alike"""
-        first, others = self.binary(0), []
+        first, others = self.binary(level), []
         while True:
-            op = self.take("op", *_COMPARISONS) or self.take("name", "in")
+            op = self.take("op", "==", "!=", "<", "<=", ">", ">=") or self.take("name", "in")
             if not op and self.peek("name", "not") and self.tokens[self.at + 1][1] == "in":
                 self.at += 2
                 op = "not in"
             if not op:
                 break
-            others.append((op, self.binary(0)))
-        if not others:
-            return first
+            others.append((op, self.binary(level)))
 
         def value(scope):
             left = first(scope)
@@ -4238,66 +4196,62 @@ class _TemplateParser:
                     return False
                 left = right
             return True
-        return value
-
-    LEVELS = (("+", "-"), ("~",), ("*", "/", "//", "%"), ("**",))
-
-    def binary(self, level):
-        """The operators of LEVELS, those further right within those further left."""
-        if level == len(self.LEVELS):
-            return self.unary()
-        value = self.binary(level + 1)
-        while self.peek("op", *self.LEVELS[level]):
-            value = functools.partial(_operation, self.need("op"), value, self.binary(level + 1))
-        return value
+        return value if others else first
 
     def unary(self, filtered=True):
         """[- or +] primary, its parts, its filters and tests"""
-        if self.peek("op", "-", "+"):
-            value = functools.partial(_operation, self.need("op"), lambda scope: 0,
-                                      self.unary(False))
-        else:
-            value = self.parts(self.primary())
-        while filtered and (self.peek("op", "|") or self.peek("name", "is")):
-            value = self.filter(value) if self.take("op", "|") else self.test(value)
+        op = self.take("op", "-", "+")
+        value = _doing(_Work.operate, _constant(op), _constant(0), self.unary(False)) if op else (
+            self.parts(self.primary()))
+        while filtered:
+            if self.take("op", "|"):
+                function = _constant(self.known(TEMPLATE_FILTERS, "filter"))
+                value = _doing(_Work.filter, function, value, self.arguments(optional=True))
+            elif self.take("name", "is"):
+                value = self.test(value)
+            else:
+                break
         return value
 
     def parts(self, value):
         """value.name, value[key], value[a:b:c] and value(...)"""
-        while self.peek("op", ".", "[", "("):
+        while True:
             if self.take("op", "."):
-                value = functools.partial(_attribute_of, value, self.need("name"))
+                value = _doing(_Work.attribute, value, _constant(self.need("name")))
             elif self.take("op", "["):
-                value = functools.partial(_item_of, value, self.key())
+                value = _doing(_Work.item, value, self.key())
+            elif self.peek("op", "("):
+                value = _doing(_Work.call, value, self.arguments())
             else:
-                value = functools.partial(_call_of, value, self.arguments())
-        return value
+                return value
 
     def key(self):
         """a or a:b:c, up to the bracket"""
         bounds, n_colons = [None, None, None], 0
         while not self.take("op", "]"):
-            if self.take("op", ":") and n_colons < 2:
+            if n_colons < 2 and self.take("op", ":"):
                 n_colons += 1
             else:
                 bounds[n_colons] = self.expression()
         if not n_colons:
             return bounds[0] or self.fail("a key is needed")
-        return lambda scope: slice(*[b and b(scope) for b in bounds])
+        return lambda scope: slice(*[bound and bound(scope) for bound in bounds])
 
-    def arguments(self):
+    def arguments(self, optional=False):
         """(a, b, name=c) -> function of a scope that returns ([a, b], {"name": c})"""
-        self.need("op", "(")
-        args, named = [], {}
-        while not self.take("op", ")"):
-            name = self.take("name") if self.tokens[self.at + 1][1] == "=" else None
-            if name:
-                self.need("op", "=")
-                named[name] = self.expression()
-            else:
-                args.append(self.expression())
-            self.peek("op", ")") or self.need("op", ",")
-        return lambda scope: ([a(scope) for a in args], {n: v(scope) for n, v in named.items()})
+        unnamed, named = [], {}
+        if not optional or self.peek("op", "("):
+            self.need("op", "(")
+            while not self.take("op", ")"):
+                if self.peek("name") and self.tokens[self.at + 1][1] == "=":
+                    name = self.need("name")
+                    self.need("op", "=")
+                    named[name] = self.expression()
+                else:
+                    unnamed.append(self.expression())
+                self.peek("op", ")") or self.need("op", ",")
+        return lambda scope: ([part(scope) for part in unnamed],
+                              {name: part(scope) for name, part in named.items()})
 
     def known(self, table, what):
         """Read the name of a filter or test and return its function."""
@@ -4307,61 +4261,44 @@ class _TemplateParser:
             self.fail(f"the {what} {_quote(name)} is not known here")
         return table[name]
 
-    def filter(self, value):
-        """name or name(...)"""
-        function = self.known(TEMPLATE_FILTERS, "filter")
-        args = self.arguments() if self.peek("op", "(") else _no_arguments
-
-        def filtered(scope):
-            found, (unnamed, named) = value(scope), args(scope)
-            if isinstance(found, (str, list, tuple, dict)):
-                scope.work.spend(len(found) >> (6 if isinstance(found, str) else 0))
-            return function(scope.work, found, *unnamed, **named)
-        return filtered
-
     def test(self, value):
-        """is [not] name, name(...) or name value"""
-        self.need("name", "is")
+        """[not] name, name(...) or name operand, behind "is" """
         inverse = bool(self.take("name", "not"))
         function = self.known(TEMPLATE_TESTS, "test")
-        if self.peek("op", "("):
-            args = self.arguments()
-        elif self.peek("string") or self.peek("number") or self.peek("op", "[", "{") or (
+        if self.peek("string") or self.peek("number") or self.peek("op", "[", "{") or (
                 self.peek("name") and not self.peek("name", "else", "or", "and", "is", "if", "in",
                                                     "not")):
             operand = self.parts(self.primary())
             return lambda scope: function(scope.work, value(scope), operand(scope)) != inverse
-        else:
-            args = _no_arguments
-        return lambda scope: function(scope.work, value(scope), *args(scope)[0]) != inverse
+        arguments = self.arguments(optional=True)
+        return lambda scope: function(scope.work, value(scope), *arguments(scope)[0]) != inverse
 
     CONSTANTS = {"true": True, "True": True, "false": False, "False": False, "none": None,
                  "None": None}
 
     def primary(self):
         """A name, a constant, (a), (a, b), [a, b] or {a: b}"""
-        for kind in ("number", "string"):
-            if self.peek(kind):
-                value = self.tokens[self.at][1]
-                self.at += 1
-                while kind == "string" and self.peek("string"):
-                    value += self.need("string") if self.tokens[self.at][1] else ""
-                return lambda scope: value
+        if self.peek("number"):
+            return _constant(self.take("number"))
+        if self.peek("string"):
+            text = self.take("string")
+            while self.peek("string"):
+                text += self.take("string")
+            return _constant(text)
         if self.peek("name"):
-            name = self.need("name")
+            name = self.take("name")
             if name in self.CONSTANTS:
-                return lambda scope: self.CONSTANTS[name]
+                return _constant(self.CONSTANTS[name])
             self.reads.add(name)
             return lambda scope: scope.get(name)
         if self.take("op", "{"):
-            pairs = self.list_of("}", lambda: (self.expression(), self.need("op", ":"),
-                                               self.expression()))[0]
+            pairs, _ = self.list_of("}", lambda: (self.expression(), self.need("op", ":"),
+                                                  self.expression()))
             return lambda scope: {key(scope): item(scope) for key, _, item in pairs}
-        opening = self.need("op", "(", "[")
-        items, comma = self.list_of(")" if opening == "(" else "]", self.expression)
-        if opening == "(" and len(items) == 1 and not comma:
+        kind = tuple if self.need("op", "(", "[") == "(" else list
+        items, comma = self.list_of(")" if kind is tuple else "]", self.expression)
+        if kind is tuple and len(items) == 1 and not comma:
             return items[0]
-        kind = tuple if opening == "(" else list
         return lambda scope: kind([item(scope) for item in items])
 
     def list_of(self, closing, read):
@@ -4375,8 +4312,10 @@ class _TemplateParser:
 
 
 _STATEMENTS = {"if": _TemplateParser.if_, "for": _TemplateParser.for_, "set": _TemplateParser.set_,
-               "macro": _TemplateParser.macro_, "break": _TemplateParser.control,
-               "continue": _TemplateParser.control, "generation": _TemplateParser.generation}
+               "macro": _TemplateParser.macro, "break": _TemplateParser.control,
+               "continue": _TemplateParser.control,
+               # what the model wrote: a mark for those who train one
+               "generation": lambda parser: parser.block("endgeneration")}
 
 
 def _loop_variable(i, values):
@@ -4385,11 +4324,14 @@ def _loop_variable(i, values):
     loop = {"index": i + 1, "index0": i, "revindex": n - i, "revindex0": n - i - 1, "length": n,
             "first": i == 0, "last": i == n - 1,
             "cycle": lambda work, *args: args[i % len(args)]}
-    if i:
-        loop["previtem"] = values[i - 1]
-    if i < n - 1:
-        loop["nextitem"] = values[i + 1]
+    loop.update({name: values[at] for name, at in (("previtem", i - 1), ("nextitem", i + 1))
+                 if 0 <= at < n})
     return loop
+
+
+def template_error(what, source, offset):
+    line = source.count("\n", 0, offset) + 1
+    return KshipraError(f"the model's chat template, line {line}: {_shown(str(what))}")
 
 
 class ChatTemplate:
@@ -4402,26 +4344,23 @@ class ChatTemplate:
     def __init__(self, source: str):
         if not isinstance(source, str) or len(source) > 1 << 20:
             raise KshipraError(f"chat template: {_quote(source)} is no text of at most 1 MiB")
-        self.source = re.sub("\r\n?", "\n", source)
-        self.source = self.source[:-1] if self.source.endswith("\n") else self.source
+        source = re.sub("\r\n?", "\n", source)
+        source = source[:-1] if source.endswith("\n") else source
         try:
-            parser = _TemplateParser(self.source)
-            whole = parser.text_of(parser.body()[0])
-            self._whole = parser.sequence([(0, lambda scope, out: out.append(whole(scope)))])
-        except _TemplateFault as error:
-            line = self.source.count("\n", 0, error.args[1]) + 1
-            raise KshipraError(f"the model's chat template, line {line}: "
-                               f"{_shown(error.args[0])}") from None
-        except (RecursionError, ValueError) as error:
-            raise KshipraError("the model's chat template cannot be read: "
-                               f"{type(error).__name__}") from None
-        self.reads = parser.reads
+            parser = _TemplateParser(source)
+            text = parser.text_of(parser.body()[0])
+        except _TemplateFault as fault:
+            raise template_error(fault.args[0], source, fault.args[1]) from None
+        except RecursionError:
+            raise template_error("it is nested too deep", source, 0) from None
+        self._run = parser.sequence([(0, functools.partial(parser.write, text))])
+        self.source, self.reads = source, parser.reads
 
     def render(self, variables: dict, hide=str, now=None) -> str:
         """Return the text.  hide: done to text made of values, as in Tokenizer.hide
         now: time.struct_time for strftime_now, None for the present"""
         out = []
-        self._whole(_Scope(_Work(hide, now), {**_TEMPLATE_GLOBALS, **variables}), out)
+        self._run(_Scope(_Work(hide, now), {**_TEMPLATE_GLOBALS, **variables}), out)
         return out[0]
 
 
@@ -4470,9 +4409,6 @@ def render_chat(tokenizer, messages, add_generation_prompt=True, tools=None, **v
             (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id))}
     return template.render({"add_generation_prompt": bool(add_generation_prompt), **ends, **given},
                            tokenizer.hide)
-
-
-
 
 
 # ---------------------------------------------------------------------------------------

@@ -1174,8 +1174,7 @@ def test_fixture_templates(shared):
      "TrueTrueTrueTrueTrueTrueTrueFalse"),
     ("{{ q|default('z') }}{{ ''|default('z', true) }}{{ q|length }}{{ 'x' in q }}", "zz0False"),
     ("{{ ' a '|trim }}{{ 'abc'|replace('b', '')|first }}{{ '7'|int + 1 }}{{ 'q'|int }}", "aa80"),
-    ("{{ ['b', 'A']|sort }}{{ [1, 1]|unique|list }}{{ x|sum }}{{ x|max }}{{ []|max }}",
-     "['A', 'b'][1]63"),
+    ("{{ ['b', 'A']|sort }}{{ [1, 1]|unique|list }}{{ x|sum }}", "['A', 'b'][1]6"),
     ("{{ ' aXb '.strip().split('X')[1].upper() }}{{ 'abc'.endswith('c') }}", "BTrue")])
 def test_what_a_template_writes(source, text):
     """Each is what jinja2 3.1.6 gives, but for those marked "", which it and we refuse."""
@@ -1205,7 +1204,7 @@ def test_what_a_template_writes(source, text):
     ("{{ 'a' + 1 }}", r"line 1: \+ of a str and a int"), ("{{ '%s' % 1 }}", "% of a str"),
     ("{% set a = {} %}{% set a.b = 1 %}", "'a' is no namespace"),
     ("{{ 1(2) }}", "int is no function"),
-    ("{{ a() }}", "'a' is no function"), ("{{ strftime_now }}", "a function is no value"),
+    ("{{ a() }}", "'a' is undefined"), ("{{ strftime_now }}", "a function is no value"),
     ("{{ {}|tojson(indent=-1) }}", "indent of -1"), ("{{ nope|tojson }}", "JSON serializable"),
     ("{% macro m(a) %}{% endmacro %}{{ m(1, 2) }}", "macro 'm' has no such argument"),
     ("{% for a, b in [[1]] %}{% endfor %}", "1 values for 2 names"),
