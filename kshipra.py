@@ -444,8 +444,8 @@ class Format:
     def encode(self, floats, importance=None) -> bytes:
         """Return finite floats, whole blocks of them, in this format.
 
-        importance: how much the error of each counts, as long as floats; a format whose
-        encoder does not search takes no notice
+        importance: how much the error of each counts, an array('f') as long as floats, of
+        numbers from 0 up; a format whose encoder does not search takes no notice
         """
         if self.name not in _ENCODERS:
             raise KshipraError(f"kshipra does not write {self.name}; it writes "
@@ -455,6 +455,10 @@ class Format:
         if len(floats) % self.block_len:
             raise KshipraError(f"{len(floats)} weights are no whole number of {self.name} blocks "
                                f"of {self.block_len}")
+        if importance is not None and not (len(importance) == len(floats) and _all_finite(
+                importance) and min(importance, default=0.0) >= 0):
+            raise KshipraError(f"importance is {len(importance)} numbers for {len(floats)} "
+                               "weights, or not all are finite and from 0 up")
         out = []
         for start in range(0, len(floats), _PART_LEN):
             part = floats[start:start + _PART_LEN]
@@ -1020,14 +1024,16 @@ def _encode_mxfp4(format, floats, importance):
 
 
 def _weights(format, floats, importance, plain):
-    """Return how much the error of each weight counts; plain: the answer if importance is None.
+    """Return how much the error of each weight counts; plain: the answer without importance.
 
-    Larger numbers could overflow in a search, and no scale in f16 is enough for them.
+    Refuses numbers that could overflow in a search; no scale in f16 is enough for them either.
     """
     if max(max(floats), -min(floats)) > 2.0 ** 28:
         raise OverflowError
-    if importance is None:
+    peak = max(importance) if importance else 0.0
+    if not peak:
         return plain
+    importance = array("f", [max(v / peak, 1e-6) for v in importance])  # nothing is for nothing
     squares, n = _f32s(mul, floats, floats), format.block_len
     means = [2 * total / n for total in _total(_columns(squares, n))]
     return _f32s(mul, importance, map(math.sqrt, map(add, squares, _each(means, n))))
@@ -1136,16 +1142,21 @@ def _search_q3(x, w):
     return array("f", [a / b if b > 0 else 0.0 for a, b in zip(sum_cx, sum_cc)])
 
 
-def _second_level(values, n, peaks, top, lowest, highest):
+def _second_level(values, n, weights, top, lowest, highest):
     """Return (integers, ds): values near integer * d, with one d for every n of them.
 
-    peaks: the values, one for every n, that get the integer `top`
+    The value of largest magnitude gets the integer `top`; if weights say how much each error
+    counts, d is searched about there.
     """
-    peaks = list(peaks)
-    inverses = array("f", [top / peak if abs(peak) >= _NOTHING else 0.0 for peak in peaks])
-    ds = f16_to_f32(_f16s([peak / top if inverse else 0.0
-                           for peak, inverse in zip(peaks, inverses)]))
-    return _nearest(_f32s(mul, _each(inverses, n), values), lowest, highest), ds
+    columns = _columns(values, n)
+    if weights is None:
+        ds = [peak / top if abs(peak) >= _NOTHING else 0.0 for peak in map(_peak, zip(*columns))]
+    else:
+        ds = _search_scale(columns, _columns(weights, n), [top + 0.1 * i for i in range(-9, 10)],
+                           lambda column: _nearest(column, lowest, highest))
+    inverses = array("f", map(_inverse, ds))
+    integers = _nearest(_f32s(mul, _each(inverses, n), values), lowest, highest)
+    return integers, f16_to_f32(_f16s(ds))
 
 
 def _encode_k_minimum(top, tries, limit, magnitude, format, floats, importance):
@@ -1157,8 +1168,9 @@ def _encode_k_minimum(top, tries, limit, magnitude, format, floats, importance):
         plain = _f32s(add, _each(means, sub_len), plain)
     w = _columns(_weights(format, floats, importance, plain), sub_len)
     scales, lows = _search_minimum(x, w, top, tries, magnitude)
+    sums = None if importance is None else _total(w)
     (scales, ds), (mins, ms) = [
-        _second_level(v, n, map(max, repeat(0.0), *_columns(v, n)), limit, 0, limit)
+        _second_level(_f32s(max, v, repeat(0.0)), n, sums, limit, 0, limit)
         for v in (scales, _f32s(neg, lows))]
     d, m = _f32s(mul, _each(ds, n), scales), _f32s(mul, _each(ms, n), mins)
     d = [v or math.inf for v in d]              # no scale: any code will do
@@ -1175,7 +1187,7 @@ def _encode_k_scale(search, limit, index, format, floats, importance):
     x, squares = _columns(floats, sub_len), _f32s(mul, floats, floats)
     w = _columns(_weights(format, floats, importance, squares), sub_len)
     scales = search(x, w)
-    scales, ds = _second_level(scales, n, map(_peak, _blocks(scales, n)),
+    scales, ds = _second_level(scales, n, None if importance is None else _total(w),
                                -limit, -limit, limit - 1)
     d = [v or math.inf for v in _f32s(mul, _each(ds, n), scales)]
     codes = [index(_f32s(truediv, column, d)) for column in x]

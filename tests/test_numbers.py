@@ -353,7 +353,15 @@ def test_a_search_heeds_importance(name):
     lost = [math.fsum((x - y) ** 2 for x, y in zip(got[::4], NORMAL[::4]))
             for got in (plain, heeded)]
     assert lost[1] < 0.9 * lost[0]
-    assert all(map(math.isfinite, format.decode(format.encode(NORMAL, array("f", [0.0] * 1024)))))
+    some = array("f", [0.0] * 512 + [1.0] * 512)            # P07: zeros make no NaN and no zeros
+    for zeros in (array("f", [0.0] * 1024), some):
+        got = format.decode(format.encode(NORMAL, zeros))
+        assert rms_error(format, format.encode(NORMAL, zeros), NORMAL) < 0.5
+        assert all(map(math.isfinite, got)) and any(got[:256])
+    for wrong in (array("f", [1.0] * 1023), array("f", [-1.0] * 1024),
+                  array("f", [math.nan] * 1024)):
+        with pytest.raises(KshipraError, match="importance is 102[34] numbers for 1024 weights"):
+            format.encode(NORMAL, wrong)
 
 
 @pytest.mark.parametrize("format", [f for f in BLOCK_FORMATS if isinstance(f.codes, kshipra._Field)
