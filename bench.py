@@ -147,19 +147,17 @@ def constant_pieces(shape, value):
 
 def shape_tensors(shape, kind):
     """Yield (name, format, shape, pieces) for every tensor that kshipra's tables ask for."""
-    hp, arch = shape, kshipra.ARCHITECTURES[shape.arch]
-    head_dim = hp.head_dim or hp.hidden // hp.n_heads
-    q_dim, kv_dim = hp.n_heads * head_dim, hp.n_kv_heads * head_dim
-    sizes = {
-        "wqkv": (q_dim + 2 * kv_dim, hp.hidden), "wq": (q_dim, hp.hidden),
-        "wk": (kv_dim, hp.hidden), "wv": (kv_dim, hp.hidden), "wo": (hp.hidden, q_dim),
-        "w_gate": (hp.ffn, hp.hidden), "w_up": (hp.ffn, hp.hidden), "w_down": (hp.hidden, hp.ffn),
-        "q_norm": (head_dim,), "k_norm": (head_dim,),
-    }
+    arch = kshipra.ARCHITECTURES[shape.arch]
+    hp = shape._replace(head_dim=shape.head_dim or shape.hidden // shape.n_heads)
+    sizes = kshipra.slot_shapes(hp, arch)
     f32, seeds = FORMATS["F32"], itertools.count()
 
+    def name_of(slot, layer):
+        names = kshipra.GGUF_NAMES
+        return (names["layers"].format(layer) if layer is not None else "") + names[slot]
+
     def matrix(slot, layer, size):
-        name = kshipra.SLOTS[slot][0].format(layer) + ".weight"
+        name = name_of(slot, layer) + ".weight"
         format = shape_format(kind, "lm_head" if slot == "embed" and hp.tied else slot,
                               layer, hp.n_layers, size[-1])
         return name, format, size, random_pieces(format, size, next(seeds))
@@ -169,15 +167,13 @@ def shape_tensors(shape, kind):
         yield ("position_embd.weight", f32, (hp.n_ctx, hp.hidden),
                random_pieces(f32, (hp.n_ctx, hp.hidden), next(seeds)))
     for layer in range(hp.n_layers):
-        for word in arch.slots.split():
-            slot, bias = word.rstrip("+?b") if word.endswith(("+b", "?b")) else word, "+b" in word
-            size = sizes.get(slot, (hp.hidden,))
-            name = kshipra.SLOTS[slot][0].format(layer)
+        for slot, _, bias in kshipra.slots_of(arch):
+            size, name = sizes[slot], name_of(slot, layer)
             if len(size) == 2:
                 yield matrix(slot, layer, size)
             else:
                 yield name + ".weight", f32, size, constant_pieces(size, 1.0)
-            if bias:
+            if bias == "+b":
                 yield name + ".bias", f32, size[:1], constant_pieces(size[:1], 0.0)
     yield "output_norm.weight", f32, (hp.hidden,), constant_pieces((hp.hidden,), 1.0)
     if arch.norm == "layer":
@@ -595,8 +591,7 @@ def matrices(model):
     """Return the matrices that every row is multiplied by."""
     layers = [w for layer in model.weights.layers for w in vars(layer).values()
               if isinstance(w, kshipra.Tensor) and len(w.shape) == 2]
-    fused = {id(layer.wqkv) for layer in model.weights.layers}      # its three parts are there too
-    return [w for w in layers if id(w) not in fused] + [model.weights.lm_head]
+    return layers + [model.weights.lm_head]
 
 
 def estimate_s(model, matmul, n_rows=8):

@@ -5519,9 +5519,10 @@ def load_sequence(seq, path, identity, n_ctx):
 # 6. Model
 #
 # A decoder is the same few lines for every family: norm, attention, add, norm, feed-forward,
-# add.  Families differ in which norm, which activation, which tensors there are and how the
+# add.  Families differ in which norms, which activation, which tensors there are and how the
 # numbers are called in the file; that is data, so it stands in tables: ARCHITECTURES has a
-# row for each family, SLOTS the names of the tensors, KEYS those of the hyperparameters.
+# row for each family, GGUF_NAMES and HF_NAMES the names of the tensors, KEYS those of the
+# hyperparameters.  A row says how it differs from Llama.
 #
 #   x = embed(token)
 #   each layer:  x = x + wo attention(rope(wq n), rope(wk n), wv n)    n = norm(x)
@@ -5531,91 +5532,146 @@ def load_sequence(seq, path, identity, n_ctx):
 # In a mixture of experts w_gate, w_up and w_down are lists of matrices, of which a router
 # picks a few for each row; their results are added, each with a weight.
 #
-# Not here: experts that every row uses (shared ones), and layers without experts among others.
+# Not here: layers without experts among others, positions by ALiBi.
 # Sources: Radford et al. (2019), GPT-2; Touvron et al. (2023), Llama; the Gemma reports;
-# Jiang et al. (2024), Mixtral.
+# Jiang et al. (2024), Mixtral; of each other family its report and the code in transformers.
 
 # 6.1 Tables
 
 class Arch(NamedTuple):
     """One family: what the tables of its files do not say.
 
-    slots: the tensors of a layer; "+b" behind one: with a bias, "?b": perhaps with a bias
+    slots: the tensors of a layer, perhaps absent with "?" before; "+b" behind one: with a bias,
+    "?b": perhaps with a bias.  Absent norms are left out.   outer: those outside of layers
+    act: an operation, or two joined in one (swiglu_clamped)
     rope: "interleaved" or "half", as the rows of wq lie in a GGUF; None: learned positions
-    hf: column of SLOTS that its safetensors use
+    qk_norm: what q_norm and k_norm take together, a "head" or "all" of them
+    window_every, no_rope_every: every n-th layer sees all; has no rope   0: none does
+    scales: which numbers of SCALES its files set   partial: only a part of a head may turn
+    defaults: hyperparameter: its value where config.json lacks the key; or a function of hp
+    gguf_defaults: the same where a GGUF lacks it
+    must: key of config.json: what it must be; the rest is refused
+    gguf_names, hf_names: where tensors are called otherwise   stored: slot: name of a TRANSFORM
+    that its safetensors need
     """
     slots: str
+    outer: str = "embed out_norm ?lm_head"
     norm: str = "rms"
     act: str = "silu"
     rope: str = "half"
-    hf: str = "llama"
-    gemma: bool = False                 # embeddings times sqrt(hidden); HF norms lack their 1
-    window_every: int = 0               # every n-th layer sees all; the others a window
+    qk_norm: str = "head"
+    parallel: bool = False              # both halves of a layer read the same x
+    window_every: int = 0
+    no_rope_every: int = 0
+    window_unused: bool = False         # its files name a window that they do not use
     experts: bool = False               # a mixture of experts
+    embed_by_root: bool = False         # embeddings times sqrt(hidden)
+    scales: tuple = ()
+    partial: bool = False
+    defaults: dict = {}
+    gguf_defaults: dict = {}
+    must: dict = {}
+    gguf_names: dict = {}
+    hf_names: dict = {}
+    stored: dict = {}
 
 
-LLAMA_SLOTS = "attn_norm wq?b wk?b wv?b wo?b ffn_norm w_gate?b w_up?b w_down?b"
-EXPERT_SLOTS = ("attn_norm wq?b wk?b wv?b wo?b ffn_norm router w_gate_experts w_up_experts "
-                "w_down_experts")
-POST_NORMS = " post_attn_norm post_ffn_norm"
+GGUF_NAMES = {  # slot: name, behind "layers" where it is of a layer, before .weight or .bias
+    "layers": "blk.{}.",
+    "embed": "token_embd", "pos_embed": "position_embd", "out_norm": "output_norm",
+    "lm_head": "output", "rope_freqs": "rope_freqs",
+    "rope_long": "rope_factors_long", "rope_short": "rope_factors_short",
+    "attn_norm": "attn_norm", "wqkv": "attn_qkv", "wq": "attn_q", "wk": "attn_k", "wv": "attn_v",
+    "wo": "attn_output", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "sinks": "attn_sinks",
+    "post_attn_norm": "post_attention_norm", "ffn_norm": "ffn_norm",
+    "w_gate": "ffn_gate", "w_up": "ffn_up", "w_down": "ffn_down", "post_ffn_norm": "post_ffw_norm",
+    # a {}: a tensor for each expert, as in the first GGUF files of Mixtral
+    "router": "ffn_gate_inp", "w_gate_experts": ("ffn_gate_exps", "ffn_gate.{}"),
+    "w_up_experts": ("ffn_up_exps", "ffn_up.{}"),
+    "w_down_experts": ("ffn_down_exps", "ffn_down.{}"),
+    "shared_gate": "ffn_gate_inp_shexp", "w_gate_shared": "ffn_gate_shexp",
+    "w_up_shared": "ffn_up_shexp", "w_down_shared": "ffn_down_shexp",
+}
+HF_NAMES = {    # the same in safetensors, as Llama has them; "!": with nothing behind
+    "layers": "model.layers.{}.",
+    "embed": "model.embed_tokens", "out_norm": "model.norm", "lm_head": "lm_head",
+    "attn_norm": "input_layernorm", "wqkv": "self_attn.qkv_proj", "wq": "self_attn.q_proj",
+    "wk": "self_attn.k_proj", "wv": "self_attn.v_proj", "wo": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm", "sinks": "self_attn.sinks!",
+    "ffn_norm": "post_attention_layernorm", "w_gate": "mlp.gate_proj", "w_up": "mlp.up_proj",
+    "w_down": "mlp.down_proj", "w_gate_up": "mlp.gate_up_proj",
+    "router": "mlp.gate", "w_gate_experts": "mlp.experts.{}.gate_proj",
+    "w_up_experts": "mlp.experts.{}.up_proj", "w_down_experts": "mlp.experts.{}.down_proj",
+    "shared_gate": "mlp.shared_expert_gate", "w_gate_shared": "mlp.shared_expert.gate_proj",
+    "w_up_shared": "mlp.shared_expert.up_proj", "w_down_shared": "mlp.shared_expert.down_proj",
+}
+FUSED = {       # one tensor of a file: the slots that it holds, one below another
+    "wqkv": ("wq", "wk", "wv"), "w_gate_up": ("w_gate", "w_up"),
+    "w_gate_up_experts": ("w_gate_experts", "w_up_experts"),
+}
+EXPERT_TENSORS = re.compile(
+    r".*(ffn_(gate|up|down)(_exps|\.\d+)\.weight|\.experts\.\d+\.\w+\.weight"
+    r"|\.experts\.\w+_proj(_blocks|_scales)?)")
+UNUSED_TENSORS = re.compile(    # stored by some exporters, and computed here instead
+    r".*\.rotary_emb\.inv_freq|(.+\.)?(attn|attention)\.(masked_)?bias")
+
+NORMS = "attn_norm ffn_norm post_attn_norm post_ffn_norm q_norm k_norm out_norm".split()
+LLAMA = Arch("attn_norm wq?b wk?b wv?b wo?b ffn_norm w_gate?b w_up?b w_down?b",
+             outer="embed out_norm ?lm_head ?rope_freqs", rope="interleaved")
+EXPERT_SLOTS = "attn_norm wq?b wk?b wv?b wo?b ffn_norm router w_gate_experts w_up_experts " \
+               "w_down_experts"
+POST_NORMS = {"post_attn_norm": "post_attention_layernorm",
+              "post_ffn_norm": "post_feedforward_layernorm"}
+GEMMA = LLAMA._replace(
+    rope="half", act="gelu", embed_by_root=True, defaults={"tied": True},
+    stored=dict.fromkeys(NORMS, "plus_one"))
 
 ARCHITECTURES = {
-    "llama":  Arch(LLAMA_SLOTS, rope="interleaved"),
-    "gpt2":   Arch("attn_norm+b wqkv+b wo+b ffn_norm+b w_up+b w_down+b", norm="layer",
-                   act="gelu", rope=None, hf="gpt2"),
-    "qwen2":  Arch("attn_norm wq+b wk+b wv+b wo ffn_norm w_gate w_up w_down"),
-    "qwen3":  Arch(LLAMA_SLOTS + " q_norm k_norm"),
-    "gemma":  Arch(LLAMA_SLOTS, act="gelu", gemma=True),
-    "gemma2": Arch(LLAMA_SLOTS + POST_NORMS, act="gelu", hf="gemma", gemma=True, window_every=2),
-    "gemma3": Arch(LLAMA_SLOTS + POST_NORMS + " q_norm k_norm", act="gelu", hf="gemma",
-                   gemma=True, window_every=6),
-    "mixtral":  Arch(EXPERT_SLOTS, rope="interleaved", hf="mixtral", experts=True),
-    "qwen3moe": Arch(EXPERT_SLOTS + " q_norm k_norm", experts=True),
+    "llama": LLAMA,
+    "mistral": LLAMA._replace(defaults={"window": 4096}),
+    "gpt2": Arch(
+        "attn_norm+b wqkv+b wo+b ffn_norm+b w_up+b w_down+b",
+        outer="embed pos_embed out_norm+b ?lm_head", norm="layer", act="gelu", rope=None,
+        defaults={"tied": True, "ffn": lambda hp: 4 * hp.hidden},
+        gguf_defaults={"ffn": lambda hp: 4 * hp.hidden},
+        hf_names={"layers": "transformer.h.{}.", "embed": "transformer.wte",
+                  "pos_embed": "transformer.wpe", "out_norm": "transformer.ln_f",
+                  "attn_norm": "ln_1", "wqkv": "attn.c_attn", "wo": "attn.c_proj",
+                  "ffn_norm": "ln_2", "w_up": "mlp.c_fc", "w_down": "mlp.c_proj"},
+        stored=dict.fromkeys(("wqkv", "wo", "w_up", "w_down"), "transposed")),
+    "qwen2": LLAMA._replace(
+        slots="attn_norm wq+b wk+b wv+b wo ffn_norm w_gate w_up w_down", rope="half",
+        window_unused=True),
+    "qwen3": LLAMA._replace(slots=LLAMA.slots + " q_norm k_norm", rope="half",
+                            window_unused=True),
+    "gemma": GEMMA,
+    "gemma2": GEMMA._replace(
+        slots=LLAMA.slots + " post_attn_norm post_ffn_norm", window_every=2,
+        defaults={"tied": True, "window": 4096, "attn_cap": 50.0, "final_cap": 30.0,
+                  "query_scalar": 256},
+        gguf_defaults={"window": 4096, "attn_cap": 50.0, "final_cap": 30.0},
+        hf_names={**POST_NORMS, "ffn_norm": "pre_feedforward_layernorm"}),
+    "gemma3": GEMMA._replace(
+        slots=LLAMA.slots + " post_attn_norm post_ffn_norm q_norm k_norm", window_every=6,
+        defaults={"tied": True, "window": 4096, "query_scalar": 256, "rope_base": 1e6},
+        # its own base is another than all others', so there it has to be in the file
+        gguf_defaults={"rope_base": None},
+        hf_names={**POST_NORMS, "ffn_norm": "pre_feedforward_layernorm"}),
+    "mixtral": LLAMA._replace(
+        slots=EXPERT_SLOTS, experts=True,
+        defaults={"rope_base": 1e6, "expert_ffn": lambda hp: hp.ffn, "normalize": True},
+        gguf_defaults={"expert_ffn": lambda hp: hp.ffn},
+        hf_names={"router": "block_sparse_moe.gate",
+                  "w_gate_experts": "block_sparse_moe.experts.{}.w1",
+                  "w_up_experts": "block_sparse_moe.experts.{}.w3",
+                  "w_down_experts": "block_sparse_moe.experts.{}.w2"}),
+    # All that can be met normalize; but the default of Qwen 3's config.json is not to.
+    "qwen3moe": LLAMA._replace(
+        slots=EXPERT_SLOTS + " q_norm k_norm", rope="half", experts=True,
+        window_unused=True,
+        must={"decoder_sparse_step": 1, "mlp_only_layers": []}),
 }
-HF_MODEL_TYPES = {"gemma3_text": "gemma3", "mistral": "llama", "qwen3_moe": "qwen3moe"}
-
-SLOTS = {   # slot: the tensor's name in GGUF, in llama-like and in GPT-2's safetensors
-    "embed":          ("token_embd", "model.embed_tokens", "wte"),
-    "pos_embed":      ("position_embd", None, "wpe"),
-    "out_norm":       ("output_norm", "model.norm", "ln_f"),
-    "lm_head":        ("output", "lm_head", "lm_head"),
-    "attn_norm":      ("blk.{}.attn_norm", "model.layers.{}.input_layernorm", "h.{}.ln_1"),
-    "wqkv":           ("blk.{}.attn_qkv", None, "h.{}.attn.c_attn"),
-    "wq":             ("blk.{}.attn_q", "model.layers.{}.self_attn.q_proj", None),
-    "wk":             ("blk.{}.attn_k", "model.layers.{}.self_attn.k_proj", None),
-    "wv":             ("blk.{}.attn_v", "model.layers.{}.self_attn.v_proj", None),
-    "wo":             ("blk.{}.attn_output", "model.layers.{}.self_attn.o_proj",
-                       "h.{}.attn.c_proj"),
-    "q_norm":         ("blk.{}.attn_q_norm", "model.layers.{}.self_attn.q_norm", None),
-    "k_norm":         ("blk.{}.attn_k_norm", "model.layers.{}.self_attn.k_norm", None),
-    "post_attn_norm": ("blk.{}.post_attention_norm", None, None),
-    "ffn_norm":       ("blk.{}.ffn_norm", "model.layers.{}.post_attention_layernorm",
-                       "h.{}.ln_2"),
-    "w_gate":         ("blk.{}.ffn_gate", "model.layers.{}.mlp.gate_proj", None),
-    "w_up":           ("blk.{}.ffn_up", "model.layers.{}.mlp.up_proj", "h.{}.mlp.c_fc"),
-    "w_down":         ("blk.{}.ffn_down", "model.layers.{}.mlp.down_proj", "h.{}.mlp.c_proj"),
-    "post_ffn_norm":  ("blk.{}.post_ffw_norm", None, None),
-    # a second {}: a tensor for each expert; without: the experts are its first axis
-    "router":         ("blk.{}.ffn_gate_inp", "model.layers.{}.mlp.gate", None),
-    "w_gate_experts": ("blk.{}.ffn_gate_exps", "model.layers.{}.mlp.experts.{}.gate_proj", None),
-    "w_up_experts":   ("blk.{}.ffn_up_exps", "model.layers.{}.mlp.experts.{}.up_proj", None),
-    "w_down_experts": ("blk.{}.ffn_down_exps", "model.layers.{}.mlp.experts.{}.down_proj", None),
-}
-GEMMA_NAMES = {     # where Gemma 2 and 3 differ from llama-like safetensors
-    "post_attn_norm": "model.layers.{}.post_attention_layernorm",
-    "ffn_norm":       "model.layers.{}.pre_feedforward_layernorm",
-    "post_ffn_norm":  "model.layers.{}.post_feedforward_layernorm",
-}
-MIXTRAL_NAMES = {   # where Mixtral's safetensors differ, and its first GGUF files
-    "router":         "model.layers.{}.block_sparse_moe.gate",
-    "w_gate_experts": "model.layers.{}.block_sparse_moe.experts.{}.w1",
-    "w_up_experts":   "model.layers.{}.block_sparse_moe.experts.{}.w3",
-    "w_down_experts": "model.layers.{}.block_sparse_moe.experts.{}.w2",
-}
-HF_NAMES = {"llama": {}, "gemma": GEMMA_NAMES, "mixtral": MIXTRAL_NAMES}
-EXPERT_TENSORS = re.compile(r".*(ffn_(gate|up|down)(_exps|\.\d+)|\.experts\.\d+\.\w+)\.weight")
-UNUSED_TENSORS = re.compile(    # stored by some exporters, and computed here instead
-    r"rope_freqs\.weight|.*\.rotary_emb\.inv_freq|(transformer\.)?h\.\d+\.attn\.(masked_)?bias")
+HF_MODEL_TYPES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
 
 KEYS = {    # hyperparameter: its key in GGUF, and its keys in config.json
     "n_layers":     ("block_count", ("num_hidden_layers", "n_layer")),
@@ -5626,35 +5682,109 @@ KEYS = {    # hyperparameter: its key in GGUF, and its keys in config.json
     "head_dim":     ("attention.key_length", ("head_dim",)),
     "value_dim":    ("attention.value_length", ()),
     "n_ctx":        ("context_length", ("max_position_embeddings", "n_positions", "n_ctx")),
-    "n_rot":        ("rope.dimension_count", ()),
+    "n_vocab":      ("vocab_size", ("vocab_size",)),
+    "tied":         (None, ("tie_word_embeddings",)),
     "rms_eps":      ("attention.layer_norm_rms_epsilon", ("rms_norm_eps",)),
     "layer_eps":    ("attention.layer_norm_epsilon", ("layer_norm_epsilon",)),
+    "n_rot":        ("rope.dimension_count", ()),
+    "rope_part":    (None, ("partial_rotary_factor",)),
     "rope_base":    ("rope.freq_base", ("rope_theta",)),
     "local_base":   ("rope.freq_base_swa", ("rope_local_base_freq",)),
     "window":       ("attention.sliding_window", ("sliding_window",)),
+    "pattern":      ("attention.sliding_window_pattern", ("sliding_window_pattern",
+                                                          "_sliding_window_pattern")),
     "attn_cap":     ("attn_logit_softcapping", ("attn_logit_softcapping",)),
     "final_cap":    ("final_logit_softcapping", ("final_logit_softcapping",)),
     "query_scalar": (None, ("query_pre_attn_scalar",)),
+    "embed_scale":    ("embedding_scale", ("embedding_multiplier",)),
+    "residual_scale": ("residual_scale", ("residual_multiplier",)),
+    "attn_scale":     ("attention.scale", ("attention_multiplier",)),
+    "logit_scale":    ("logit_scale", ("logits_scaling",)),
     "n_experts":    ("expert_count", ("num_local_experts", "num_experts")),
     "n_used":       ("expert_used_count", ("num_experts_per_tok",)),
     "expert_ffn":   ("expert_feed_forward_length", ("moe_intermediate_size",)),
     "normalize":    ("expert_weights_norm", ("norm_topk_prob",)),
 }
+SCALES = ("embed_scale", "residual_scale", "attn_scale", "logit_scale")
+NULL_MEANS = {"window": 0, "attn_cap": 0.0, "final_cap": 0.0}   # null in config.json, not absent
+DEFAULTS = {"rope_base": 10000.0, "local_base": 10000.0, "window": 0, "attn_cap": 0.0,
+            "final_cap": 0.0, "rope_part": 1.0, "n_experts": 0, "tied": False}
+GGUF_DEFAULTS = {**DEFAULTS, "normalize": True}
+HF_DEFAULTS = {**DEFAULTS, "normalize": False}
+
+CONFIG_MUST_BE = {  # keys of config.json that would change the answer, were they anything else
+    "use_bidirectional_attention": False, "is_causal": True, "use_sliding_window": False,
+    "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True,
+    "add_cross_attention": False, "clip_qkv": None, "logit_scale": 1, "alibi": False,
+    "qk_layernorm": False, "use_qk_norm": False,
+}
+GGUF_MUST_BE = {    # the same for the keys of a GGUF, behind the name of the architecture
+    "expert_gating_func": 1, "expert_weights_scale": 1, "expert_shared_count": 0,
+    "expert_group_count": 1, "expert_group_used_count": 1, "leading_dense_block_count": 0,
+    "interleave_moe_layer_step": 1, "attention.causal": True, "attention.clamp_kqv": 0,
+    "attention.max_alibi_bias": 0, "attention.temperature_scale": 0,
+    "rope.scaling.yarn_ext_factor": 1, "rope.scaling.yarn_log_multiplier": 0,
+    "use_parallel_residual": False,
+}
+# Keys that have been looked at and change no answer: they are about training, about dropout,
+# about what is in the tokenizer, or say what the tensors say.
+HARMLESS_GGUF = set(
+    "attention.layer_norm_epsilon attention.layer_norm_rms_epsilon rope.dimension_count "
+    "rope.freq_base rope.scaling.finetuned tensor_data_layout".split())
+HARMLESS_CONFIG = set(
+    "_name_or_path architectures attention_bias attention_dropout attn_pdrop auto_map "
+    "bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout "
+    "decoder_start_token_id dtype embd_pdrop embedding_dropout eos_token_id ffn_dropout "
+    "finetuning_task gradient_checkpointing "
+    "hidden_dropout hidden_dropout_prob id2label initializer_range is_decoder is_encoder_decoder "
+    "label2id max_length max_window_layers mlp_bias model_type n_ctx num_labels output_attentions "
+    "output_hidden_states output_router_logits pad_token_id pretraining_tp problem_type "
+    "quantization_config reorder_and_upcast_attn resid_pdrop residual_dropout return_dict "
+    "rope_interleaved rotary_dim router_aux_loss_coef router_jitter_noise sep_token_id "
+    "summary_activation summary_first_dropout summary_proj_to_labels summary_type "
+    "summary_use_proj task_specific_params tokenizer_class torch_dtype torchscript "
+    "transformers_version unk_token_id use_bias use_cache use_flash_attn use_mrope "
+    "use_return_dict".split())
+ACTS = {    # activations by their names in config.json
+    "silu": "silu", "swish": "silu", "gelu": "gelu_erf", "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu",
+}
+
+
+def slots_of(arch, which="slots"):
+    """Yield (slot, whether it must be there, bias: "+b", "?b" or "") of an Arch's slots."""
+    for perhaps, slot, bias in re.findall(r"(\??)(\w+)(\S*)", getattr(arch, which)):
+        yield slot, not perhaps, bias
+
+
+def slot_shapes(hp, arch):
+    """Return {slot: shape} of all that a layer of the family may hold.
+
+    hp: Hparams, or what else has hidden, n_heads, n_kv_heads, head_dim and ffn
+    """
+    q_dim, kv_dim = hp.n_heads * hp.head_dim, hp.n_kv_heads * hp.head_dim
+    q_norm, k_norm = (q_dim, kv_dim) if arch.qk_norm == "all" else (hp.head_dim, hp.head_dim)
+    shapes = {
+        **dict.fromkeys(NORMS, (hp.hidden,)), "q_norm": (q_norm,), "k_norm": (k_norm,),
+        "wqkv": (q_dim + 2 * kv_dim, hp.hidden), "wq": (q_dim, hp.hidden),
+        "wk": (kv_dim, hp.hidden), "wv": (kv_dim, hp.hidden), "wo": (hp.hidden, q_dim),
+        "sinks": (hp.n_heads,),
+    }
+    widths = {"": hp.ffn}
+    if arch.experts:
+        widths.update({"_experts": hp.expert_ffn, "_shared": hp.shared_ffn})
+        shapes.update({"router": (hp.n_experts, hp.hidden), "shared_gate": (1, hp.hidden)})
+    for kind, ffn in widths.items():
+        shapes.update(dict.fromkeys(("w_gate" + kind, "w_up" + kind), (ffn, hp.hidden)))
+        shapes["w_gate_up" + kind] = 2 * ffn, hp.hidden
+        shapes["w_down" + kind] = hp.hidden, ffn
+    return shapes
 
 
 # 6.2 Hyperparameters
 
 DEFAULT_CTX = 8192                      # positions, where the model was trained for more
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
-CONFIG_MUST_BE = {  # keys of config.json that would change the answer, were they anything else
-    "partial_rotary_factor": 1, "use_bidirectional_attention": False, "use_sliding_window": False,
-    "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True,
-    "add_cross_attention": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
-}
-GGUF_MUST_BE = {    # the same for the keys of a GGUF, behind the name of the architecture
-    "expert_gating_func": 1, "expert_weights_scale": 1, "expert_shared_count": 0,
-    "expert_group_count": 1, "leading_dense_block_count": 0, "interleave_moe_layer_step": 1,
-}
 MAX_EXPERTS, MAX_USED_EXPERTS = 512, 64  # there may be, of a layer; and for one row
 
 
@@ -5662,26 +5792,36 @@ class Hparams:
     """The numbers of one model, checked, under the names of the glossary.
 
     path: the file they came from   numbers: its metadata or config.json
-    arch_name, arch: the row of ARCHITECTURES
+    arch_name, arch: the row of ARCHITECTURES   seen: the keys that were asked for
     Raises KshipraError naming the key when one is missing, of a wrong type or out of range.
     """
 
     def __init__(self, checkpoint):
         self.path, self.is_gguf = checkpoint.path, isinstance(checkpoint, GGUF)
-        if self.is_gguf:
-            self.numbers, key = checkpoint.metadata, "general.architecture"
-            self.arch_name = self.numbers.get(key)
-        else:
-            self.numbers, key = checkpoint.config, "model_type"
-            kind = self.numbers.get(key)
-            self.arch_name = HF_MODEL_TYPES.get(kind, kind) if isinstance(kind, str) else kind
-        if not isinstance(self.arch_name, str) or self.arch_name not in ARCHITECTURES:
-            raise KshipraError(f"architecture {self.arch_name!r} ({key}) is not supported; "
-                               f"supported are {', '.join(ARCHITECTURES)}", self.path)
-        self.arch = ARCHITECTURES[self.arch_name]
-        self.n_experts = self.integer("n_experts", 0)
-        if self.is_gguf and self.arch_name == "llama" and self.n_experts:
+        self.numbers = checkpoint.metadata if self.is_gguf else checkpoint.config
+        self.seen = set()
+        self._find_arch()
+        self._read_sizes()
+        self._read_experts()
+        self._read_numbers()
+        self._read_windows()
+        self._check_rest()
+
+    def _find_arch(self):
+        """Set arch_name and arch."""
+        key = "general.architecture" if self.is_gguf else "model_type"
+        name = self.numbers.get(key)
+        if isinstance(name, str) and not self.is_gguf:
+            name = HF_MODEL_TYPES.get(name, name)
+        if not isinstance(name, str) or name not in ARCHITECTURES:
+            raise KshipraError(f"architecture {_quote(name)} ({key}) is not supported; supported "
+                               f"are {', '.join(ARCHITECTURES)}", self.path)
+        self.arch_name, self.arch = name, ARCHITECTURES[name]
+        self.n_experts = self.integer("n_experts")
+        if self.is_gguf and name == "llama" and self.n_experts:
             self.arch = ARCHITECTURES["mixtral"]        # a GGUF calls it llama
+
+    def _read_sizes(self):
         self.n_layers = self.integer("n_layers")
         self.hidden = self.integer("hidden")
         self.n_heads = self.integer("n_heads")
@@ -5694,27 +5834,11 @@ class Hparams:
         if self.integer("value_dim", self.head_dim) != self.head_dim:
             self.fail("value_dim", self.get("value_dim"),
                       f"keys and values must be equally wide, here {self.head_dim}")
-        self.ffn = self.integer("ffn", 4 * self.hidden if self.arch_name == "gpt2" else None)
-        self._read_experts()
+        self.ffn = self.integer("ffn")
         self.n_ctx = self.integer("n_ctx")
-        eps = "rms_eps" if self.arch.norm == "rms" else "layer_eps"
-        self.eps = f32(self.number(eps))
-        if not self.eps:
-            self.fail(eps, self.get(eps), "it must be above 0, or a row of zeros has no norm")
-        cap = None if self.arch_name == "gemma2" else 0.0       # None: must be in the file
-        self.attn_cap = f32(self.number("attn_cap", cap))
-        self.final_cap = f32(self.number("final_cap", cap))
-        self.attn_scale = f32(1 / math.sqrt(self._query_scalar()))
-        self.embed_scale = f32(math.sqrt(self.hidden)) if self.arch.gemma else 1.0
-        self.window = self._window()
-        if self.is_gguf:
-            for key, need in GGUF_MUST_BE.items():
-                self._must_be(f"{self.arch_name}.{key}", (None, need))
-        else:
-            self._check_config()
 
     def _read_experts(self):
-        """Set n_used and normalize, and expert_ffn, what ffn is in an expert."""
+        """Set n_used, normalize, and expert_ffn and shared_ffn, what ffn is in an expert."""
         if not self.arch.experts:
             if self.n_experts:
                 self.fail("n_experts", self.n_experts, "of mixtures of experts " + ", ".join(
@@ -5728,65 +5852,40 @@ class Hparams:
         if self.n_used > most:
             self.fail("n_used", self.n_used, f"of {self.n_experts} experts a row can use 1 to "
                       f"{most}")
-        self.expert_ffn = self.integer(
-            "expert_ffn", None if self.arch_name == "qwen3moe" else self.ffn)
-        # All do so that can be met; but the default of Qwen 3's config.json is not to.
-        self.normalize = self.get("normalize", self.is_gguf or self.arch_name == "mixtral")
-        if not isinstance(self.normalize, bool):
-            self.fail("normalize", self.normalize, "true or false is needed")
+        self.expert_ffn = self.integer("expert_ffn")
+        self.shared_ffn = self.expert_ffn
+        self.normalize = self.flag("normalize")
 
-    def get(self, name, default=None):
-        """Return a hyperparameter as it stands in the file, or the default."""
-        gguf_key, config_keys = KEYS[name]
-        if self.is_gguf:
-            value = self.numbers.get(f"{self.arch_name}.{gguf_key}") if gguf_key else None
-            return default if value is None else value
-        kind = "sliding_attention" if name == "local_base" else "full_attention"
-        for place in (self.numbers, self.rope_parameters(kind)):
-            for key in config_keys:
-                if place.get(key) is not None:
-                    return place[key]
-        return default
-
-    def rope_parameters(self, kind="full_attention"):
-        """Return rope_parameters of config.json, which may hold one object per kind of layer."""
-        rope = self.numbers.get("rope_parameters") or {}
-        part = rope.get(kind, rope) if isinstance(rope, dict) else rope
-        if not isinstance(part, dict):
-            raise KshipraError(f"rope_parameters is {_quote(rope)}, not an object", self.path)
-        if kind == "sliding_attention" and part is not rope:
-            part = {"rope_local_base_freq": part.get("rope_theta")}
-        return part
-
-    def fail(self, name, value, why):
-        """Raise the error that a hyperparameter's value deserves."""
-        gguf_key, config_keys = KEYS[name]
-        key = f"{self.arch_name}.{gguf_key}" if self.is_gguf else next(
-            (key for key in config_keys if key in self.numbers), config_keys[0])
-        raise KshipraError(f"{key} ({name}) is {_quote(value)}: {why}; the file is damaged or of "
-                           "a kind that is not supported", self.path)
-
-    def integer(self, name, default=None):
-        value = self.get(name, default)
-        least = 0 if name in ("window", "n_experts") else 1
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2 ** 31:
-            self.fail(name, value, f"a whole number of at least {least} is needed"
-                      if value is not None else "it is missing")
-        return value
-
-    def number(self, name, default=None):
-        value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            self.fail(name, value, "a number is needed" if value is not None else "it is missing")
-        if not 0 <= value < 1e30:
-            self.fail(name, value, "a finite number that is not negative is needed")
-        return float(value)
-
-    def _window(self):
-        """Return the sliding window, 0 for none."""
-        if self.arch_name in ("qwen2", "qwen3", "qwen3moe"):
-            return 0                    # the key is there, and switched off
-        return self.integer("window", None if self.arch.window_every else 0)
+    def _read_numbers(self):
+        eps = "rms_eps" if self.arch.norm == "rms" else "layer_eps"
+        self.eps = f32(self.number(eps))
+        if not self.eps:
+            self.fail(eps, self.get(eps), "it must be above 0, or a row of zeros has no norm")
+        self.attn_cap = f32(self.number("attn_cap"))
+        self.final_cap = f32(self.number("final_cap"))
+        self.embed_scale = f32(math.sqrt(self.hidden)) if self.arch.embed_by_root else 1.0
+        self.attn_scale = f32(1 / math.sqrt(self._query_scalar()))
+        self.residual_scale = self.logit_scale = 1.0
+        for name in SCALES:
+            value = self.get(name)
+            if value is None or (self.is_gguf and value == 0):
+                continue
+            if name not in self.arch.scales and not (self.is_gguf and name == "attn_scale"):
+                if value != 1:
+                    self.fail(name, value, f"with {self.arch_name} only 1 is supported")
+            elif not self.number(name):
+                self.fail(name, value, "it must be above 0")
+            else:                       # logits alone are divided
+                value = 1 / self.number(name) if name == "logit_scale" else self.number(name)
+                setattr(self, name, f32(value))
+        self.parallel = self.arch.parallel
+        part = self.number("rope_part")
+        if part != 1 and not self.arch.partial:
+            self.fail("rope_part", part, f"with {self.arch_name} only 1 is supported")
+        self.n_rot = self.integer("n_rot", int(self.head_dim * part))
+        if self.n_rot % 2 or self.n_rot > self.head_dim:
+            name, value = ("n_rot", self.n_rot) if self.is_gguf else ("rope_part", part)
+            self.fail(name, value, f"an even number of the {self.head_dim} dimensions must turn")
 
     def _query_scalar(self):
         """Return the number whose root the scores are divided by: head_dim, but for Gemma.
@@ -5794,20 +5893,146 @@ class Hparams:
         A GGUF does not hold it; of the published models only the 27B ones differ from head_dim.
         Source: llama.cpp, llama-model.cpp, f_attention_scale.
         """
-        if not self.arch.window_every:
-            return self.head_dim
         if self.is_gguf:
-            return self.hidden / self.n_heads \
-                if GEMMA_27B_LAYERS[self.arch_name] == self.n_layers else self.head_dim
-        scalar = self.number("query_scalar")
+            large = GEMMA_27B_LAYERS.get(self.arch_name) == self.n_layers
+            return self.hidden / self.n_heads if large else self.head_dim
+        scalar = self.number("query_scalar", self.head_dim)
         if not scalar:
             self.fail("query_scalar", scalar, "it must be above 0")
         return scalar
 
+    def _read_windows(self):
+        """Set what layer_window and layer_has_rope ask for.
+
+        layer_types: of config.json, "sliding_attention" or "full_attention" for each layer
+        pattern: of a GGUF, a list that is true where a layer has a window; or a number n,
+        every n-th layer sees all, with 0 none does
+        """
+        self.window = self.integer("window")
+        if self.arch.window_unused:
+            self.window = 0
+        self.windowed = self.numbers.get("layer_types") if not self.is_gguf else None
+        self.seen.add("layer_types")
+        pattern = self.get("pattern")
+        if self.windowed is not None:
+            kinds = {"full_attention": False, "sliding_attention": True}
+            if not isinstance(self.windowed, list) or not all(
+                    isinstance(kind, str) and kind in kinds for kind in self.windowed):
+                self._refuse("layer_types", self.windowed, list(kinds))
+            self.windowed = [kinds[kind] for kind in self.windowed]
+        elif isinstance(pattern, (list, array)) and self.is_gguf:
+            self.windowed = list(map(bool, pattern))
+        self.window_every = self.arch.window_every
+        self.ropes = None if self.is_gguf else self.at("no_rope_layers")
+        if self.ropes is not None:
+            known = isinstance(self.ropes, list) and all(rope in (0, 1) for rope in self.ropes)
+            if not known or (0 in self.ropes and not self.arch.no_rope_every) \
+                    or len(self.ropes) < self.n_layers:
+                self._refuse("no_rope_layers", self.ropes, "1 for each layer")
+        if self.windowed is not None:
+            if len(self.windowed) < self.n_layers or (any(self.windowed) and not self.window):
+                self._refuse("layer_types" if not self.is_gguf else "pattern", self.windowed,
+                             f"{self.n_layers} layers and a sliding window")
+        elif pattern is not None:
+            if not self.arch.window_every:
+                self.fail("pattern", pattern, f"with {self.arch_name} it is not supported")
+            self.window_every = self.integer("pattern")
+
     def layer_window(self, i):
         """Return how many positions layer i looks back, itself included; 0 for all."""
-        every = self.arch.window_every
+        if self.windowed is not None:
+            return self.window if self.windowed[i] else 0
+        every = self.window_every
         return 0 if every and (i + 1) % every == 0 else self.window
+
+    def layer_has_rope(self, i):
+        """Return whether layer i turns its keys; no_rope_layers is a list, 1 for those that do."""
+        every = self.arch.no_rope_every
+        if self.ropes is not None and every:
+            return bool(self.ropes[i])
+        return self.arch.rope is not None and not (every and (i + 1) % every == 0)
+
+    def get(self, name, default=None):
+        """Return a hyperparameter as it stands in the file, or the default."""
+        gguf_key, config_keys = KEYS[name]
+        if self.is_gguf:
+            value = self.at(f"{self.arch_name}.{gguf_key}") if gguf_key else None
+            return default if value is None else value
+        kind = "sliding_attention" if name == "local_base" else "full_attention"
+        places = [self.numbers]
+        if name in ("rope_base", "local_base", "rope_part"):
+            places.append(self.rope_parameters(kind))
+        found = default
+        self.seen.update(config_keys)
+        for place in places:
+            for key in config_keys:
+                if place.get(key) is not None:
+                    return place[key]
+                if key in place:
+                    found = NULL_MEANS.get(name, found)
+        return found
+
+    def at(self, key):
+        """Return what stands in the file, and note that the key was asked for."""
+        self.seen.add(key)
+        return self.numbers.get(key)
+
+    def default(self, name, other=None):
+        """Return what a hyperparameter is where the file does not say; None: it has to."""
+        own, common = (self.arch.gguf_defaults, GGUF_DEFAULTS) if self.is_gguf else (
+            self.arch.defaults, HF_DEFAULTS)
+        value = own[name] if name in own else common.get(name, other)
+        return value(self) if callable(value) else value
+
+    def rope_parameters(self, kind="full_attention"):
+        """Return what config.json says about rope, of one kind of layers.
+
+        rope_parameters may hold an object for each kind; rope_scaling, its older name, is of
+        the layers that see all.
+        """
+        merged = {}
+        for key in ("rope_parameters", "rope_scaling"):
+            rope = self.at(key) or {}
+            part = rope.get(kind, rope) if isinstance(rope, dict) else rope
+            if not isinstance(part, dict):
+                raise KshipraError(f"{key} is {_quote(rope)}, not an object", self.path)
+            if kind == "full_attention":
+                merged.update(part)
+            elif part is not rope:
+                merged.update(part)
+        if kind == "sliding_attention" and "rope_theta" in merged:
+            merged["rope_local_base_freq"] = merged["rope_theta"]
+        return merged
+
+    def fail(self, name, value, why):
+        """Raise the error that a hyperparameter's value deserves."""
+        gguf_key, config_keys = KEYS[name]
+        key = f"{self.arch_name}.{gguf_key}" if self.is_gguf else next(
+            (key for key in config_keys if key in self.numbers), (*config_keys, name)[0])
+        raise KshipraError(f"{key} ({name}) is {_quote(value)}: {why}; the file is damaged or of "
+                           "a kind that is not supported", self.path)
+
+    def integer(self, name, default=None):
+        value = self.get(name, self.default(name, default))
+        least = 0 if name in ("window", "pattern", "n_experts") else 1
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2 ** 31:
+            self.fail(name, value, f"a whole number of at least {least} is needed"
+                      if value is not None else "it is missing")
+        return value
+
+    def number(self, name, default=None):
+        value = self.get(name, self.default(name, default))
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            self.fail(name, value, "a number is needed" if value is not None else "it is missing")
+        if not 0 <= value < 1e30:
+            self.fail(name, value, "a finite number that is not negative is needed")
+        return float(value)
+
+    def flag(self, name):
+        value = self.get(name, self.default(name))
+        if not isinstance(value, bool):
+            self.fail(name, value, "true or false is needed")
+        return value
 
     def check_ctx(self, ctx_size):
         """Return the positions of the cache: what was asked for, or what suits the model."""
@@ -5819,41 +6044,69 @@ class Hparams:
                                "that this model has learned; use a smaller one", self.path)
         return ctx_size
 
-    def _check_config(self):
-        """Refuse a config.json that asks for something which nothing here would compute."""
-        for key, need in CONFIG_MUST_BE.items():
-            self._must_be(key, (None, need))
-        known = {"silu": ("silu", "swish"), "gelu": ("gelu_new", "gelu_pytorch_tanh")}[
-            self.arch.act]
-        if self.arch.gemma:             # the first configs say "gelu" but mean the tanh form
-            known += ("gelu",)
-        key = next((k for k in ("hidden_activation", "hidden_act", "activation_function")
-                    if self.numbers.get(k)), "hidden_act")
-        self._must_be(key, (None,) + known)
-        for key in ("sliding_window_pattern", "_sliding_window_pattern"):
-            self._must_be(key, (None, self.arch.window_every or None))
-        kinds = self.numbers.get("layer_types")
-        if isinstance(kinds, list):     # no list of our own: n_layers may be a lie
-            known = ["sliding_attention" if self.layer_window(i) else "full_attention"
-                     for i in range(len(kinds))]
-            self._must_be("layer_types", (None, known))
+    def _check_rest(self):
+        """Refuse a file that asks for something which nothing here would compute."""
+        self.act = self.arch.act
+        if self.is_gguf:
+            for key, need in GGUF_MUST_BE.items():
+                key = f"{self.arch_name}.{key}"
+                if key not in self.seen:
+                    self._must_be(key, (None, need))
+            return
+        for key, need in {**CONFIG_MUST_BE, **self.arch.must}.items():
+            if key not in self.seen:
+                self._must_be(key, (None, need))
+        self._check_act()
+
+    def _check_act(self):
+        """Set act from config.json, which may choose among the GELUs."""
+        keys = ("hidden_activation", "hidden_act", "activation_function", "activation")
+        self.seen.update(keys)
+        key = next((k for k in keys if self.numbers.get(k)), "hidden_act")
+        value = self.numbers.get(key)
+        if value is None:
+            return
+        known = [name for name, act in ACTS.items() if act[:4] == self.arch.act[:4]]
+        if not isinstance(value, str) or value not in known:
+            self._refuse(key, value, known)
+        # the first configs of Gemma say "gelu" but mean the tanh form
+        if self.arch.act != "silu" and not self.arch.embed_by_root:
+            self.act = ACTS[value]
 
     def _must_be(self, key, known):
-        value = self.numbers.get(key)
+        value = self.at(key)
         if value not in known:
-            raise KshipraError(f"{key} is {_quote(value)}; {self.arch_name} is supported with "
-                               f"{_quote(known[1])} only", self.path)
+            self._refuse(key, value, known[1])
+
+    def _refuse(self, key, value, wanted):
+        raise KshipraError(f"{key} is {_quote(value)}; {self.arch_name} is supported with "
+                           f"{_quote(wanted)} only", self.path)
+
+    def warn_unread(self):
+        """Say, in one line, which keys of the architecture nothing here has ever looked at."""
+        if self.is_gguf:
+            prefix = self.arch_name + "."
+            left = [key for key in self.numbers if key.startswith(prefix)
+                    and key not in self.seen and key[len(prefix):] not in HARMLESS_GGUF]
+        else:
+            left = [key for key in self.numbers
+                    if key not in self.seen and key not in HARMLESS_CONFIG]
+        if left:
+            more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+            print("kshipra: not known here, so not heeded: " + ", ".join(
+                map(_quote, sorted(left)[:5])) + more, file=sys.stderr)
 
 
 # 6.3 Rotary positions.  Each pair of a head turns by position * frequency.  Stretching a
 # model to a longer context changes the frequencies: by a number for each pair (llama3, or
-# rope_freqs in a GGUF), by one number for all (linear), or by a blend of both ends (YaRN).
+# rope_freqs in a GGUF; longrope, one for short texts and one for long), by one number for all
+# (linear), or by a blend of both ends (YaRN).
 
 class RopeTable:
     """Cosines and sines, made in double and rounded to float32, grown as positions come up.
 
     n_rot: dimensions of a head that turn   pairing: "interleaved" or "half"
-    freqs: angle per position of each pair; magnitude: factor on cos and sin (YaRN)
+    freqs: angle per position of each pair; magnitude: factor on cos and sin (YaRN, longrope)
     cos, sin: array('f') (n_positions, n_rot / 2), flat
     """
 
@@ -5875,39 +6128,74 @@ class RopeTable:
         return self.cos[pos * half:(pos + 1) * half], self.sin[pos * half:(pos + 1) * half]
 
 
-def rope_scaling(hp):
-    """Return the scaling as a dict of Hugging Face's names, whatever the file; {} for none."""
-    if not hp.is_gguf:
-        scaling = hp.numbers.get("rope_scaling") or hp.rope_parameters()
-        if not isinstance(scaling, dict):
-            raise KshipraError(f"rope_scaling is {scaling!r}, not an object", hp.path)
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
-        more = sorted(set(scaling) & {"mscale", "mscale_all_dim"})
-        if more:
-            raise KshipraError(f"rope scaling {kind!r} with {more[0]} is not supported", hp.path)
-        return {} if kind == "default" else dict(scaling, rope_type=kind)
-    prefix = f"{hp.arch_name}.rope.scaling."
-    get = hp.numbers.get
-    kind = get(prefix + "type", "none")
-    if kind == "none":
+def rope_scaling(hp, kind="full_attention"):
+    """Return the scaling as a dict of Hugging Face's names, whatever the file; {} for none.
+
+    kind: of the layers, "full_attention" or "sliding_attention"
+    A GGUF's attn_factor multiplies the magnitude, whatever the type; its yarn_attn_factor, a
+    config.json's attention_factor, is YaRN's magnitude itself.
+    """
+    return _gguf_scaling(hp, kind) if hp.is_gguf else _hf_scaling(hp, kind)
+
+
+def _hf_scaling(hp, kind):
+    scaling = hp.rope_parameters(kind)
+    type_ = scaling.get("rope_type", scaling.get("type", "default"))
+    more = sorted(set(scaling) & {"mscale", "mscale_all_dim", "short_mscale", "long_mscale"})
+    if more:
+        raise KshipraError(f"rope scaling {_quote(type_)} with {more[0]} is not supported",
+                           hp.path)
+    if not isinstance(scaling.get("truncate", True), bool):
+        raise KshipraError(f"rope scaling has truncate = {_quote(scaling['truncate'])}; true or "
+                           "false is needed", hp.path)
+    if type_ == "su":                   # its first name
+        type_ = "longrope"
+    if "original_max_position_embeddings" not in scaling:
+        original = hp.at("original_max_position_embeddings")
+        if original is not None:
+            scaling["original_max_position_embeddings"] = original
+    return {} if type_ == "default" else dict(scaling, rope_type=type_)
+
+
+def _gguf_scaling(hp, kind):
+    def get(key, default=None):
+        value = hp.at(f"{hp.arch_name}.rope.{key}")
+        return default if value is None else value
+
+    if kind == "sliding_attention":
         return {}
-    return {"rope_type": kind, "factor": get(prefix + "factor"),
-            "original_max_position_embeddings": get(prefix + "original_context_length", hp.n_ctx),
-            "beta_fast": get(prefix + "yarn_beta_fast", 32.0),
-            "beta_slow": get(prefix + "yarn_beta_slow", 1.0),
-            "attention_factor": get(prefix + "attn_factor")}
+    scaling = {"factor": get("scaling.factor", get("scale_linear")),
+               "original_max_position_embeddings": get("scaling.original_context_length"),
+               "beta_fast": get("scaling.yarn_beta_fast"),
+               "beta_slow": get("scaling.yarn_beta_slow"),
+               "attention_factor": get("scaling.yarn_attn_factor"),
+               "attn_factor": get("scaling.attn_factor")}
+    # A factor without a type is that of the oldest files, which knew no other.
+    type_ = get("scaling.type", "linear" if scaling["factor"] not in (None, 0, 1) else "none")
+    if type_ == "none" and scaling["attn_factor"] in (None, 1):
+        return {}
+    return dict(scaling, rope_type=type_)
 
 
 def _scaling_number(hp, scaling, key, default=None):
     value = scaling.get(key)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1e-9 < value < 1e12:
-        raise KshipraError(f"rope scaling {scaling['rope_type']!r} has {key} = {_quote(value)}; "
-                           "a positive number is needed", hp.path)
+        raise KshipraError(f"rope scaling {_quote(scaling['rope_type'])} has {key} = "
+                           f"{_quote(value)}; a positive number is needed", hp.path)
     return value
 
 
-def scale_llama3(hp, scaling, freqs):
+def scale_none(hp, scaling, freqs, base):
+    return freqs, 1.0
+
+
+def scale_linear(hp, scaling, freqs, base):
+    factor = _scaling_number(hp, scaling, "factor")
+    return [f / factor for f in freqs], 1.0
+
+
+def scale_llama3(hp, scaling, freqs, base):
     """Return frequencies for Llama 3.1's longer context.
 
     Wavelengths beyond original / low_freq_factor are stretched by factor, those below
@@ -5924,7 +6212,7 @@ def scale_llama3(hp, scaling, freqs):
         turns = original * f / (2 * math.pi)          # over the original context
         keep = min(1.0, max(0.0, (turns - low) / (high - low)))
         out.append(keep * f + (1 - keep) * f / factor)
-    return out
+    return out, 1.0
 
 
 def scale_yarn(hp, scaling, freqs, base):
@@ -5954,44 +6242,104 @@ def scale_yarn(hp, scaling, freqs, base):
     return out, magnitude
 
 
-def rope_table(hp, base, scaling, factors=None):
-    """Return the RopeTable of one frequency base.
+SCALINGS = {"none": scale_none, "linear": scale_linear, "llama3": scale_llama3,
+            "yarn": scale_yarn}
+
+
+def rope_table(hp, kind="full_attention", factors=None):
+    """Return the RopeTable of one kind of layers.
 
     factors: the numbers of rope_freqs.weight, one for each pair, or None
     """
-    pairing = hp.arch.rope if hp.is_gguf else "half"
-    n_rot = hp.integer("n_rot", hp.head_dim)
-    if n_rot % 2 or n_rot > hp.head_dim:
-        hp.fail("n_rot", n_rot, f"an even number of at most {hp.head_dim} is needed")
-    if not 1 < base < 1e12:
-        hp.fail("rope_base", base, "a number above 1 is needed")
-    freqs = [base ** (-2 * i / n_rot) for i in range(n_rot // 2)]
+    base = "local_base" if kind == "sliding_attention" else "rope_base"
+    value = hp.number(base)
+    if not 1 < value < 1e12:
+        hp.fail(base, value, "a number above 1 is needed")
+    freqs = [value ** (-2 * i / hp.n_rot) for i in range(hp.n_rot // 2)]
     if factors is not None:
         if len(factors) != len(freqs) or not all(1e-9 < c < 1e9 for c in factors):
             raise KshipraError(f"tensor 'rope_freqs.weight' holds {len(factors)} factors; "
                                f"{len(freqs)} positive ones are needed", hp.path)
         freqs = [f / c for f, c in zip(freqs, factors)]
-    kind = scaling.get("rope_type")
-    if kind is None:
-        return RopeTable(pairing, freqs)
-    if kind == "linear":
-        factor = _scaling_number(hp, scaling, "factor")
-        return RopeTable(pairing, [f / factor for f in freqs])
-    if kind == "llama3":
-        return RopeTable(pairing, scale_llama3(hp, scaling, freqs))
-    if kind == "yarn":
-        return RopeTable(pairing, *scale_yarn(hp, scaling, freqs, base))
-    raise KshipraError(f"rope scaling {kind!r} is not supported; supported are linear, llama3 "
-                       "and yarn", hp.path)
+    scaling = rope_scaling(hp, kind)
+    type_ = scaling.get("rope_type", "none")
+    if not isinstance(type_, str) or type_ not in SCALINGS:
+        raise KshipraError(f"rope scaling {_quote(type_)} is not supported; supported are "
+                           + ", ".join(SCALINGS), hp.path)
+    freqs, magnitude = SCALINGS[type_](hp, scaling, freqs, value)
+    if scaling.get("attn_factor") is not None:
+        magnitude *= _scaling_number(hp, scaling, "attn_factor")
+    return RopeTable(hp.arch.rope if hp.is_gguf else "half", freqs, magnitude)
 
 
 # 6.4 Weights
 
 class Weights:
-    """The tensors of a model or of one layer, by slot; a bias is slot + "_b", absent: None."""
+    """The tensors of a model or of one layer, by slot; a bias is slot + "_b", absent: None.
+
+    Of a layer besides   rope: RopeTable or None   attention: Attention
+    """
 
     def __getattr__(self, slot):        # only asked for what was never set
         return None
+
+
+class Attention(NamedTuple):
+    """What the attention of one layer needs to know beside q, k and v."""
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int = 0                     # positions a row looks back, itself included; 0: all
+    cap: float = 0.0                    # softcap on the scores; 0: none
+    sinks: object = None                # array('f') (n_heads,): a learnt score without a value
+
+
+# How files store what here is a matrix (n_out, n_in), or a vector.
+
+TRANSFORMS = {
+    "transposed": lambda t: t.T if isinstance(t, Tensor) else t,
+    "plus_one": lambda values: array("f", [v + 1.0 for v in values]),
+}
+
+
+def _closed_up(t):
+    """Return t, or a copy of it whose rows lie one after another; each row is whole blocks."""
+    if t.contiguous:
+        return t
+    n_out, n_in = t.shape
+    if t.strides[1] == 1:
+        rows = [t[i].data for i in range(n_out)]
+    else:
+        items = memoryview(t.data).cast({2: "H", 4: "I"}[t.format.block_bytes])
+        rows = [array(items.format, items[i * t.strides[0]::t.strides[1]])[:n_in]
+                for i in range(n_out)]
+    return Tensor(t.name, t.format, t.shape, b"".join(rows))
+
+
+def _take_rows(t, ranges):
+    """Return the rows of a Tensor, or the elements of an array, that a list of ranges names."""
+    if len(ranges) == 1:
+        return t[ranges[0].start:ranges[0].stop:ranges[0].step]
+    parts = [t[r.start:r.stop:r.step] for r in ranges]
+    if isinstance(t, array):
+        return functools.reduce(operator.add, parts)
+    return Tensor(t.name, t.format, (sum(len(r) for r in ranges), *t.shape[1:]),
+                  b"".join(part.data for part in parts))
+
+
+def fused_rows(sizes, stored=None, n_kv_heads=1):
+    """Return, for each part of a fused tensor, the ranges of the rows that are its.
+
+    sizes: rows of each part   stored: None, one part below another; "by_head", a run of each
+    part for every head of keys; "alternating", a row of each in turn
+    """
+    if stored == "alternating":
+        return [[range(i, sum(sizes), len(sizes))] for i in range(len(sizes))]
+    n_runs = n_kv_heads if stored == "by_head" else 1
+    cuts = [0, *itertools.accumulate(size // n_runs for size in sizes)]
+    return [[range(i * cuts[-1] + a, i * cuts[-1] + b) for i in range(n_runs)]
+            for a, b in zip(cuts, cuts[1:])]
 
 
 class Loader:
@@ -6000,23 +6348,29 @@ class Loader:
     def __init__(self, checkpoint, hp):
         self.hp, self.tensors = hp, checkpoint.tensors
         self.left = set(self.tensors)
-        self.prefix = "transformer." if "transformer.wte.weight" in self.tensors else ""
-        # The first GGUF files of Mixtral held a tensor for each expert.
-        self.experts_apart = not hp.is_gguf or "blk.0.ffn_gate.0.weight" in self.tensors
+        self.names = {**GGUF_NAMES, **hp.arch.gguf_names} if hp.is_gguf else {
+            **HF_NAMES, **hp.arch.hf_names}
+        self.stored = {} if hp.is_gguf else hp.arch.stored
+        # GPT-2's first release left out the first part of all names but that of the head.
+        first, _, rest = self.names["embed"].partition(".")
+        if rest and first + "." + rest + ".weight" not in self.tensors \
+                and rest + ".weight" in self.tensors:
+            self.names = {slot: name[len(first) + 1:] if str(name).startswith(first + ".")
+                          else name for slot, name in self.names.items()}
 
-    def name(self, slot, layer, kind, expert=None):
-        """Return the tensor's name in this file."""
-        gguf, llama, gpt2 = SLOTS[slot]
-        if self.hp.is_gguf:
-            name = gguf.replace("_exps", ".{}") if self.experts_apart else gguf
-        elif self.hp.arch.hf == "gpt2":
-            name = gpt2 if slot == "lm_head" else self.prefix + gpt2
-        else:
-            name = HF_NAMES[self.hp.arch.hf].get(slot, llama)
-        return name.format(layer, expert) + "." + kind
+    def name(self, slot, layer=None, kind="weight", expert=None):
+        """Return the tensor's name in this file; of several, the first that is there."""
+        found = self.names[slot]
+        if kind == "bias" and slot + "_b" in self.names:
+            found = self.names[slot + "_b"]
+        prefix = "" if layer is None else self.names["layers"].format(layer)
+        names = [prefix + (name[:-1] if name.endswith("!") else f"{name}.{kind}")
+                 for name in ((found,) if isinstance(found, str) else found)]
+        names = [name.format(expert or 0) for name in names]
+        return next((name for name in names if name in self.tensors), names[0])
 
-    def has(self, slot, layer, kind="weight"):
-        return self.name(slot, layer, kind) in self.tensors
+    def has(self, slot, layer=None, kind="weight"):
+        return slot in self.names and self.name(slot, layer, kind) in self.left
 
     def tensor(self, slot, layer, kind, shape, expert=None):
         """Return a tensor after checking its shape; shape: (n_out, n_in) or (n,)."""
@@ -6026,27 +6380,33 @@ class Loader:
             raise KshipraError(f"tensor {name!r} is missing; the file is incomplete, so fetch or "
                                "convert it again", self.hp.path)
         self.left.discard(name)
-        conv1d = not self.hp.is_gguf and self.hp.arch.hf == "gpt2" and len(shape) == 2 \
-            and "{}" in SLOTS[slot][0]
-        if conv1d:                      # GPT-2's first release stored its matrices (n_in, n_out)
-            shape = shape[::-1]
+        if self.stored.get(slot) == "transposed":
+            shape = shape[:-2] + shape[:-3:-1]
         if tuple(t.shape) != tuple(shape):
             raise KshipraError(f"tensor {name!r} has shape {tuple(t.shape)}; the hyperparameters "
                                f"ask for {tuple(shape)}", self.hp.path, t.offset)
         t.data                          # raises for a type that cannot be computed with
-        return t.T if conv1d else t
+        return t
 
-    def vector(self, slot, layer, kind, n):
-        """Return a norm's weight or a bias as array('f') (n,)."""
-        values = self.tensor(slot, layer, kind, (n,)).floats()
-        if kind == "weight" and self.hp.arch.gemma and not self.hp.is_gguf:
-            return array("f", [v + 1.0 for v in values])
-        return values
+    def read(self, slot, layer, kind, shape):
+        """Return a matrix as a Tensor, a norm's weight or a bias as array('f')."""
+        t = self.tensor(slot, layer, kind, shape)
+        value = t.floats() if len(shape) == 1 else t
+        change = self.stored.get(slot) if kind == "weight" else None
+        return TRANSFORMS[change](value) if change in TRANSFORMS else value
+
+    def read_parts(self, slot, layer, kind, shape):
+        """Return the parts of a fused tensor, or of its bias."""
+        hp, shapes = self.hp, slot_shapes(self.hp, self.hp.arch)
+        whole = self.read(slot, layer, kind, shape)
+        rows = fused_rows([shapes[part][0] for part in FUSED[slot]], self.stored.get(slot),
+                          hp.n_kv_heads)
+        return [_take_rows(whole, ranges) for ranges in rows]
 
     def experts(self, slot, layer, shape):
         """Return the matrices of all experts, a list of Tensor (n_out, n_in), one format."""
-        n = self.hp.n_experts
-        if not self.experts_apart:
+        n, names = self.hp.n_experts, [self.name(slot, layer, "weight", i) for i in (0, 1)]
+        if names[0] == names[1]:
             whole = self.tensor(slot, layer, "weight", (n, *shape))
             return [whole[i] for i in range(n)]
         found = [self.tensor(slot, layer, "weight", shape, i) for i in range(n)]
@@ -6057,6 +6417,48 @@ class Loader:
                                    "a layer must be of one type", self.hp.path, t.offset)
         return found
 
+    def embedding(self):
+        """Return the embedding matrix, whose rows say how large the vocabulary is."""
+        name = self.name("embed")
+        if name not in self.tensors or len(self.tensors[name].shape) != 2:
+            raise KshipraError(f"tensor {name!r}, a matrix, is missing; the file is incomplete or "
+                               "holds a vocabulary only", self.hp.path)
+        n_vocab = self.hp.get("n_vocab")
+        if n_vocab not in (None, self.tensors[name].shape[0]):
+            self.hp.fail("n_vocab", n_vocab, f"the embedding has {self.tensors[name].shape[0]} "
+                         "rows")
+        return self.tensor("embed", None, "weight",
+                           (self.tensors[name].shape[0], self.hp.hidden))
+
+    def layer(self, i):
+        """Return the Weights of layer i."""
+        shapes, layer = slot_shapes(self.hp, self.hp.arch), Weights()
+        for slot, must, bias in slots_of(self.hp.arch):
+            if not must and not self.has(slot, i):
+                continue
+            # A fused slot, or its parts, where the file has them apart.
+            apart = slot in FUSED and self.has(FUSED[slot][0], i)
+            for each in FUSED[slot] if apart else (slot,):
+                self.fill(layer, each, i, shapes[each], bias)
+        return layer
+
+    def fill(self, layer, slot, i, shape, bias):
+        """Set one slot of a layer, with its bias, or those that are fused in it."""
+        # Whether an optional bias is there is read off the first layer.
+        with_bias = bias == "+b" or (bias == "?b" and self.name(slot, 0, "bias") in self.tensors)
+        if slot.endswith("_experts"):           # w_gate and so on, but lists
+            setattr(layer, slot[:-len("_experts")], self.experts(slot, i, shape))
+        elif slot in FUSED:
+            for part, value in zip(FUSED[slot], self.read_parts(slot, i, "weight", shape)):
+                setattr(layer, part, value)
+            if with_bias:
+                for part, value in zip(FUSED[slot], self.read_parts(slot, i, "bias", shape[:1])):
+                    setattr(layer, part + "_b", value)
+        else:
+            setattr(layer, slot, self.read(slot, i, "weight", shape))
+            if with_bias:
+                setattr(layer, slot + "_b", self.read(slot, i, "bias", shape[:1]))
+
     def check_all_used(self):
         """Refuse tensors that nothing here would read: the answers would be wrong."""
         left = sorted(n for n in self.left if not UNUSED_TENSORS.fullmatch(n))
@@ -6066,80 +6468,46 @@ class Loader:
 
 
 def load_weights(checkpoint, hp):
-    """Return Weights with .layers, a list of Weights."""
-    load = Loader(checkpoint, hp)
-    q_dim, kv_dim = hp.n_heads * hp.head_dim, hp.n_kv_heads * hp.head_dim
-    shapes = {
-        "attn_norm": (hp.hidden,), "ffn_norm": (hp.hidden,),
-        "post_attn_norm": (hp.hidden,), "post_ffn_norm": (hp.hidden,),
-        "q_norm": (hp.head_dim,), "k_norm": (hp.head_dim,),
-        "wqkv": (q_dim + 2 * kv_dim, hp.hidden), "wq": (q_dim, hp.hidden),
-        "wk": (kv_dim, hp.hidden), "wv": (kv_dim, hp.hidden), "wo": (hp.hidden, q_dim),
-        "w_gate": (hp.ffn, hp.hidden), "w_up": (hp.ffn, hp.hidden), "w_down": (hp.hidden, hp.ffn),
-        "router": (hp.n_experts, hp.hidden),
-    }
-    if hp.arch.experts:
-        shapes.update({"w_gate": (hp.expert_ffn, hp.hidden), "w_up": (hp.expert_ffn, hp.hidden),
-                       "w_down": (hp.hidden, hp.expert_ffn)})
-    w = Weights()
-    name = load.name("embed", None, "weight")
-    if name not in load.tensors or len(load.tensors[name].shape) != 2:
-        raise KshipraError(f"tensor {name!r}, a matrix, is missing; the file is incomplete or "
-                           "holds a vocabulary only", hp.path)
-    hp.n_vocab = load.tensors[name].shape[0]
-    w.embed = load.tensor("embed", None, "weight", (hp.n_vocab, hp.hidden))
-    if hp.arch.rope is None:
-        w.pos_embed = load.tensor("pos_embed", None, "weight", (hp.n_ctx, hp.hidden))
-    w.layers = []
-    for i in range(hp.n_layers):
-        layer = Weights()
-        for slot, bias in re.findall(r"(\w+)(\S*)", hp.arch.slots):
-            if slot.endswith("_experts"):           # w_gate and so on, but lists
-                each = slot[:-len("_experts")]
-                setattr(layer, each, load.experts(slot, i, shapes[each]))
-                continue
-            shape = shapes[slot]
-            read = load.vector if len(shape) == 1 else load.tensor
-            size = shape[0] if len(shape) == 1 else shape
-            setattr(layer, slot, read(slot, i, "weight", size))
-            # Whether an optional bias is there is read off the first layer.
-            if bias == "+b" or (bias == "?b" and load.has(slot, 0, "bias")):
-                setattr(layer, slot + "_b", load.vector(slot, i, "bias", shape[0]))
-        if layer.wqkv is not None:      # one matrix on disk, three views of it here
-            cuts = (0, q_dim, q_dim + kv_dim, q_dim + 2 * kv_dim)
-            for slot, a, b in zip(("wq", "wk", "wv"), cuts, cuts[1:]):
-                setattr(layer, slot, layer.wqkv[a:b])
-                if layer.wqkv_b is not None:
-                    setattr(layer, slot + "_b", layer.wqkv_b[a:b])
-        w.layers.append(layer)
-    w.out_norm = load.vector("out_norm", None, "weight", hp.hidden)
-    if hp.arch.norm == "layer":
-        w.out_norm_b = load.vector("out_norm", None, "bias", hp.hidden)
-    w.lm_head = w.embed
-    if load.has("lm_head", None):
-        w.lm_head = load.tensor("lm_head", None, "weight", (hp.n_vocab, hp.hidden))
-    elif not hp.is_gguf and hp.numbers.get("tie_word_embeddings", hp.arch.gemma
-                                           or hp.arch_name == "gpt2") is not True:
-        raise KshipraError("tensor 'lm_head.weight' is missing and tie_word_embeddings is not "
-                           "true; the checkpoint is incomplete, so fetch it again", hp.path)
-    if hp.is_gguf and "rope_freqs.weight" in load.tensors:
-        w.rope_freqs = load.tensors["rope_freqs.weight"].floats()
+    """Return Weights with .layers, a list of Weights; sets hp.n_vocab."""
+    load, w = Loader(checkpoint, hp), Weights()
+    w.embed = load.embedding()
+    hp.n_vocab = w.embed.shape[0]
+    shapes = {"pos_embed": (hp.n_ctx, hp.hidden), "out_norm": (hp.hidden,),
+              "lm_head": (hp.n_vocab, hp.hidden), "rope_freqs": (hp.n_rot // 2,)}
+    w.layers = [load.layer(i) for i in range(hp.n_layers)]
+    for slot, must, bias in slots_of(hp.arch, "outer"):
+        if slot != "embed" and (must or load.has(slot)):
+            setattr(w, slot, load.read(slot, None, "weight", shapes[slot]))
+            if bias:
+                setattr(w, slot + "_b", load.read(slot, None, "bias", shapes[slot][:1]))
+    tied = hp.flag("tied")
+    if w.lm_head is None:
+        if not hp.is_gguf and not tied:
+            raise KshipraError(f"tensor {load.name('lm_head')!r} is missing and "
+                               "tie_word_embeddings is not true; the checkpoint is incomplete, so "
+                               "fetch it again", hp.path)
+        w.lm_head = w.embed
     load.check_all_used()
+    set_positions(w, hp)
+    hp.warn_unread()
     return w
 
 
+def set_positions(w, hp):
+    """Give each layer its attention and its rope table; layers share the tables."""
+    full = local = None
+    if hp.arch.rope is not None:
+        full = local = rope_table(hp, factors=w.rope_freqs)
+        if hp.arch_name == "gemma3":        # local layers have a base of their own
+            local = rope_table(hp, "sliding_attention")
+    for i, layer in enumerate(w.layers):
+        window = hp.layer_window(i)
+        layer.rope = (local if window else full) if hp.layer_has_rope(i) else None
+        layer.attention = Attention(hp.n_heads, hp.n_kv_heads, hp.head_dim, hp.attn_scale, window,
+                                    hp.attn_cap, layer.sinks)
+
+
 # 6.5 The forward pass
-
-class Attention(NamedTuple):
-    """What the attention of one layer needs to know beside q, k and v."""
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    scale: float
-    window: int = 0                     # positions a row looks back, itself included; 0: all
-    cap: float = 0.0                    # softcap on the scores; 0: none
-    sinks: object = None
-
 
 class Batch:
     """The rows of one step: parallel lists, and the rows whose logits are wanted.
@@ -6163,6 +6531,52 @@ class Batch:
                      self.wanted + self.wanted[-1:] * n_wanted, self.cache)
 
 
+def norm(ops, hp, x, weight, bias=None):
+    """Return x in the family's norm, or x itself where there is none."""
+    if weight is None:
+        return x
+    if hp.arch.norm == "layer":
+        return ops.layer_norm(x, weight, bias, hp.eps)
+    return ops.rms_norm(x, weight, hp.eps)
+
+
+def linear(ops, x, weight, bias, route=None):
+    y = ops.matmul(weight, x, route)
+    return y if bias is None else ops.add(y, bias)
+
+
+def scaled(ops, x, c):
+    return x if c == 1 else ops.mul(x, c)
+
+
+def self_attention(ops, hp, layer, n, batch, i):
+    """Return what layer i's attention adds.   n: (R, hidden), normed   -> (R, hidden)"""
+    q = linear(ops, n, layer.wq, layer.wq_b)
+    k = linear(ops, n, layer.wk, layer.wk_b)
+    v = linear(ops, n, layer.wv, layer.wv_b)
+    if layer.q_norm is not None:
+        q, k = norm(ops, hp, q, layer.q_norm), norm(ops, hp, k, layer.k_norm)
+    if layer.rope is not None:
+        q = ops.rope(q, batch.positions, layer.rope, hp.head_dim)
+        k = ops.rope(k, batch.positions, layer.rope, hp.head_dim)
+    return linear(ops, ops.attention(q, k, v, batch, i, layer.attention), layer.wo, layer.wo_b)
+
+
+def feed_forward(ops, hp, layer, n):
+    """Return what a layer's second half adds.   n: (R, hidden), normed   -> (R, hidden)"""
+    route = None
+    if layer.router is not None:        # from here on a row is a pick, one expert's work
+        route = ops.route(ops.matmul(layer.router, n), hp.n_used, hp.normalize)
+    act = getattr(ops, hp.act)
+    up = linear(ops, n, layer.w_up, layer.w_up_b, route)
+    if layer.w_gate is not None:
+        up = ops.mul(act(linear(ops, n, layer.w_gate, layer.w_gate_b, route)), up)
+    else:
+        up = act(up)
+    f = linear(ops, up, layer.w_down, layer.w_down_b, route)
+    return f if route is None else ops.mix(f, route)
+
+
 def forward(model, ops, batch):
     """Return the logits of the wanted rows.
 
@@ -6170,54 +6584,25 @@ def forward(model, ops, batch):
     x: (R, hidden), the residual stream, until only the wanted rows are left
     """
     hp, w = model.hparams, model.weights
-
-    def norm(x, weight, bias=None):
-        if hp.arch.norm == "layer":
-            return ops.layer_norm(x, weight, bias, hp.eps)
-        return ops.rms_norm(x, weight, hp.eps)
-
-    def linear(x, weight, bias, route=None):
-        y = ops.matmul(weight, x, route)
-        return y if bias is None else ops.add(y, bias)
-
-    x = ops.embed(w.embed, batch.tokens)
-    if hp.embed_scale != 1:
-        x = ops.mul(x, hp.embed_scale)
+    x = scaled(ops, ops.embed(w.embed, batch.tokens), hp.embed_scale)
     if w.pos_embed is not None:
         x = ops.add(x, ops.embed(w.pos_embed, batch.positions))
     for i, layer in enumerate(w.layers):
-        n = norm(x, layer.attn_norm, layer.attn_norm_b)
-        q = linear(n, layer.wq, layer.wq_b)
-        k = linear(n, layer.wk, layer.wk_b)
-        v = linear(n, layer.wv, layer.wv_b)
-        if layer.q_norm is not None:
-            q, k = norm(q, layer.q_norm), norm(k, layer.k_norm)
-        table = model.rope_tables[i]
-        if table is not None:
-            q = ops.rope(q, batch.positions, table, hp.head_dim)
-            k = ops.rope(k, batch.positions, table, hp.head_dim)
-        a = linear(ops.attention(q, k, v, batch, i, model.attentions[i]), layer.wo, layer.wo_b)
-        if layer.post_attn_norm is not None:
-            a = norm(a, layer.post_attn_norm)
-        x = ops.add(x, a)
-        n = norm(x, layer.ffn_norm, layer.ffn_norm_b)
-        act = ops.gelu if hp.arch.act == "gelu" else ops.silu
-        route = None
-        if layer.router is not None:    # from here on a row is a pick, one expert's work
-            route = ops.route(ops.matmul(layer.router, n), hp.n_used, hp.normalize)
-        up = linear(n, layer.w_up, layer.w_up_b, route)
-        if layer.w_gate is not None:
-            up = ops.mul(act(linear(n, layer.w_gate, layer.w_gate_b, route)), up)
+        n = norm(ops, hp, x, layer.attn_norm, layer.attn_norm_b)
+        a = self_attention(ops, hp, layer, n, batch, i)
+        a = scaled(ops, norm(ops, hp, a, layer.post_attn_norm), hp.residual_scale)
+        if hp.parallel:                 # both halves read the same x, often the same norm of it
+            n = n if layer.ffn_norm is None else norm(
+                ops, hp, x, layer.ffn_norm, layer.ffn_norm_b)
+            x = ops.add(x, a)
         else:
-            up = act(up)
-        f = linear(up, layer.w_down, layer.w_down_b, route)
-        if route is not None:
-            f = ops.mix(f, route)
-        if layer.post_ffn_norm is not None:
-            f = norm(f, layer.post_ffn_norm)
+            x = ops.add(x, a)
+            n = norm(ops, hp, x, layer.ffn_norm, layer.ffn_norm_b)
+        f = feed_forward(ops, hp, layer, n)
+        f = scaled(ops, norm(ops, hp, f, layer.post_ffn_norm), hp.residual_scale)
         x = ops.add(x, f)
-    x = norm(ops.rows(x, batch.wanted), w.out_norm, w.out_norm_b)
-    logits = ops.matmul(w.lm_head, x)
+    x = norm(ops, hp, ops.rows(x, batch.wanted), w.out_norm, w.out_norm_b)
+    logits = scaled(ops, linear(ops, x, w.lm_head, w.lm_head_b), hp.logit_scale)
     return ops.softcap(logits, hp.final_cap) if hp.final_cap else logits
 
 
@@ -6236,20 +6621,6 @@ class Engine:
         self.hparams = hp = Hparams(checkpoint)
         self.weights = load_weights(checkpoint, hp)
         self.ctx_size = hp.check_ctx(ctx_size)
-        scaling = rope_scaling(hp)
-        full = local = None
-        if hp.arch.rope is not None:
-            # Gemma 3's own default is another one, so there it has to be in the file.
-            base = hp.number("rope_base", None if hp.arch_name == "gemma3" else 10000.0)
-            local_base = hp.number("local_base", 10000.0)
-            full = rope_table(hp, base, scaling, self.weights.rope_freqs)
-            local = full
-            if hp.arch_name == "gemma3":        # local layers have a base of their own, unscaled
-                local = rope_table(hp, local_base, {})
-        self.rope_tables = [local if hp.layer_window(i) else full for i in range(hp.n_layers)]
-        self.attentions = [Attention(hp.n_heads, hp.n_kv_heads, hp.head_dim, hp.attn_scale,
-                                     hp.layer_window(i), hp.attn_cap)
-                           for i in range(hp.n_layers)]
         self.kv_type, self._pools = kv_type, weakref.WeakSet()
         self.page_size = None if page_size is None else check_page_size(page_size)
         size = self.page_size or -(-self.ctx_size // CHUNK) * CHUNK
@@ -14167,8 +14538,7 @@ def describe(path, ctx_size=None, kv_type="f16"):
     hp = Hparams(checkpoint)
     n_ctx = hp.check_ctx(ctx_size)
     kv_bytes = 2 * hp.n_layers * hp.n_kv_heads * kv_vector_bytes(kv_type, hp.head_dim)
-    embed = checkpoint.tensors.get(Loader(checkpoint, hp).name("embed", None, "weight"))
-    n_vocab = embed.shape[0] if embed is not None else 0
+    n_vocab = Loader(checkpoint, hp).embedding().shape[0]
     scratch = activation_bytes(hp, Reference.prefill_rows, n_vocab)
     if hp.arch.experts:
         idle = sum(t.n_bytes for name, t in checkpoint.tensors.items()

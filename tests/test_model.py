@@ -709,13 +709,16 @@ def test_a_window_ends_what_a_layer_sees(tmp_path, device):
 
 # Rope scaling, as far as the fixtures do not show it.
 
+LLAMA_CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
+
+
 def hparams(**config):
     class Config:
         path, metadata = "x", {}
     checkpoint = Config()
-    checkpoint.config = {
-        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, **config}
+    checkpoint.config = {**LLAMA_CONFIG, **config}
     return kshipra.Hparams(checkpoint)
 
 
@@ -725,7 +728,7 @@ def test_llama3_scaling(key):
     scaling = {key: "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 8192}
     hp = hparams(rope_scaling=scaling, head_dim=128, rope_theta=500000.0)
-    table = kshipra.rope_table(hp, 500000.0, kshipra.rope_scaling(hp))
+    table = kshipra.rope_table(hp)
     kinds = set()
     for i, got in enumerate(table.freqs):
         f = 500000.0 ** (-2 * i / 128)
@@ -753,8 +756,8 @@ def test_gemma3_has_two_bases_and_two_kinds_of_layers(tmp_path):
     path = tiny.write(tmp_path / "tiny.gguf", "gemma3", n_layers=6, window=5, tied=True,
                       change=lambda numbers, _: numbers.update(scaled))
     engine = Engine(kshipra.GGUF(path), Reference())
-    assert [a.window for a in engine.attentions] == [5, 5, 5, 5, 5, 0]
-    assert [t.freqs[1] for t in engine.rope_tables] == pytest.approx(
+    assert [layer.attention.window for layer in engine.weights.layers] == [5, 5, 5, 5, 5, 0]
+    assert [layer.rope.freqs[1] for layer in engine.weights.layers] == pytest.approx(
         [1e4 ** -0.25] * 5 + [1e6 ** -0.25 / 8])
     hp = hparams(model_type="gemma3_text", num_hidden_layers=6, sliding_window=5,
                  query_pre_attn_scalar=16, rope_parameters={
@@ -800,15 +803,12 @@ QWEN3_MOE = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok":
     ({**QWEN3_MOE, "norm_topk_prob": "yes"}, "norm_topk_prob.* is 'yes': true or false"),
     ({**QWEN3_MOE, "decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
     ({**QWEN3_MOE, "mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]"),
-    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor.* is 0.5"),
     ({"model_type": "qwen3", "use_sliding_window": True}, "use_sliding_window is True"),
     ({"model_type": "gpt2", "layer_norm_epsilon": 1e-5, "scale_attn_by_inverse_layer_idx": True},
      "scale_attn_by_inverse_layer_idx"),
-    ({"model_type": "gemma2"}, "attn_logit_softcapping.*missing"),
-    ({"model_type": "gemma3_text", "query_pre_attn_scalar": 16}, "sliding_window.*missing"),
-    ({"model_type": "gemma3_text", "sliding_window": 8}, "query_pre_attn_scalar.*missing"),
-    ({"model_type": "gemma3_text", "sliding_window": 8, "query_pre_attn_scalar": 16,
-      "sliding_window_pattern": 4}, "sliding_window_pattern is 4"),
+    ({"sliding_window_pattern": 4}, "sliding_window_pattern.* is 4"),
+    ({"model_type": "gemma3_text", "sliding_window_pattern": -1}, "sliding_window_pattern.* is -1"),
     ({"layer_types": ["sliding_attention", "full_attention"]}, "layer_types"),
 ])
 def test_hyperparameters_are_refused_by_name(change, words):
@@ -832,15 +832,14 @@ def test_hyperparameters_are_refused_by_name(change, words):
     ({"rope_type": "yarn", "factor": 4, "beta_fast": "32"}, "beta_fast"),
 ])
 def test_rope_scalings_are_refused_by_name(scaling, words):
-    hp = hparams(rope_scaling=scaling)
     with pytest.raises(KshipraError, match=words):
-        kshipra.rope_table(hp, 10000.0, kshipra.rope_scaling(hp))
+        kshipra.rope_table(hparams(rope_scaling=scaling))
 
 
 @pytest.mark.parametrize("base", [0.0, 1.0, 1e-300, 1e29])
 def test_rope_bases_are_refused(base):
     with pytest.raises(KshipraError, match="rope_theta.*rope_base"):
-        kshipra.rope_table(hparams(), base, {})
+        kshipra.rope_table(hparams(rope_theta=base))
 
 
 def test_gemma_27b_divides_scores_by_another_number():
@@ -853,3 +852,178 @@ def test_gemma_27b_divides_scores_by_another_number():
                 self.metadata = tiny.metadata(arch, hidden=hidden, n_layers=layers, n_heads=32,
                                               n_kv_heads=16, head_dim=128, window=4096)
         assert kshipra.Hparams(Fake()).attn_scale == kshipra.f32(1 / math.sqrt(want))
+
+
+# Keys that change the answer: read, or refused by name.
+
+def gguf_hparams(arch="llama", **keys):
+    """Return the Hparams of a GGUF; a key that is None is left out, __ stands for a dot."""
+    class Fake(kshipra.GGUF):
+        def __init__(self):
+            self.path, self.tensors = "x", {}
+            self.metadata = {key: value for key, value in tiny.metadata(arch, **keys).items()
+                             if value is not None}
+    return kshipra.Hparams(Fake())
+
+
+@pytest.mark.parametrize("pattern, windows", [
+    (None, {"gemma2": [5, 0, 5, 0, 5, 0], "gemma3": [5, 5, 5, 5, 5, 0]}),
+    (2, [5, 0, 5, 0, 5, 0]), (3, [5, 5, 0, 5, 5, 0]), (1, [0] * 6), (0, [5] * 6),
+    ([True, False, False, True, True, False], [5, 0, 0, 5, 5, 0])])
+@pytest.mark.parametrize("arch", ["gemma2", "gemma3"])
+def test_a_gguf_says_which_layers_have_a_window(arch, pattern, windows):
+    """R07: a number n, every n-th layer sees all; or a list."""
+    hp = gguf_hparams(arch, n_layers=6, window=5, attention__sliding_window_pattern=pattern)
+    wanted = windows[arch] if isinstance(windows, dict) else windows
+    assert [hp.layer_window(i) for i in range(6)] == wanted
+
+
+def test_config_json_says_which_layers_have_a_window():
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    hp = hparams(model_type="gemma3_text", num_hidden_layers=3, sliding_window=5,
+                 layer_types=kinds)
+    assert [hp.layer_window(i) for i in range(3)] == [0, 5, 0]
+    hp = hparams(model_type="mistral", sliding_window=None)
+    assert hp.layer_window(0) == 0
+    assert hparams(model_type="gemma3_text", sliding_window=5, num_hidden_layers=3,
+                   sliding_window_pattern=3).layer_window(2) == 0
+
+
+@pytest.mark.parametrize("config, wanted", [
+    ({"model_type": "mistral"}, {"window": 4096}),
+    ({"model_type": "mistral", "sliding_window": None}, {"window": 0}),
+    ({"model_type": "gemma2"}, {"window": 4096, "attn_cap": 50.0, "final_cap": 30.0,
+                                "attn_scale": 0.0625}),
+    ({"model_type": "gemma2", "attn_logit_softcapping": None}, {"attn_cap": 0.0}),
+    ({"model_type": "gemma3_text"}, {"window": 4096, "attn_scale": 0.0625, "attn_cap": 0.0}),
+    ({"model_type": "qwen3", "sliding_window": 8}, {"window": 0}),
+])
+def test_a_missing_key_of_config_json_is_the_family_s_default(config, wanted):
+    hp = hparams(**config)
+    assert {name: getattr(hp, name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("model_type, base", [
+    ("llama", 1e4), ("mixtral", 1e6), ("gemma2", 1e4), ("gemma3_text", 1e6), ("qwen3", 1e4)])
+def test_a_missing_rope_base_is_the_family_s_default(model_type, base):
+    """R10: and that of a GGUF is 10000, but where the family's own is another."""
+    hp = hparams(model_type=model_type, num_local_experts=4 * (model_type == "mixtral"),
+                 num_experts_per_tok=2)
+    assert hp.number("rope_base") == base
+    assert gguf_hparams("mixtral", rope__freq_base=None).number("rope_base") == 1e4
+
+
+def test_a_gemma_gguf_without_a_window():
+    """U17, as llama.cpp has it: Gemma 3 sees all, Gemma 2 looks back 4096 positions."""
+    assert gguf_hparams("gemma3").layer_window(0) == 0
+    hp = gguf_hparams("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert (hp.layer_window(0), hp.layer_window(1)) == (4096, 0)
+    assert (hp.attn_cap, hp.final_cap) == (50.0, 30.0)
+
+
+def test_yarn_s_magnitude_in_both_kinds_of_files():
+    """R08: yarn_attn_factor is it, attn_factor multiplies it."""
+    yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0,
+            "rope__scaling__original_context_length": 64}
+    usual = 0.1 * math.log(4) + 1
+
+    def magnitude(**more):
+        return kshipra.rope_table(gguf_hparams(**yarn, **more)).magnitude
+
+    assert magnitude() == pytest.approx(usual)
+    assert magnitude(rope__scaling__yarn_attn_factor=0.6) == 0.6
+    assert magnitude(rope__scaling__attn_factor=0.6) == pytest.approx(0.6 * usual)
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    for more, wanted in (({}, usual), ({"attention_factor": 0.6}, 0.6),
+                         ({"attn_factor": 0.6}, 0.6 * usual)):
+        hp = hparams(rope_scaling={**scaling, **more})
+        assert kshipra.rope_table(hp).magnitude == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("keys, factor", [
+    ({"rope__scaling__factor": 4.0}, 4), ({"rope__scale_linear": 4.0}, 4),
+    ({"rope__scaling__factor": 0.0}, 1), ({"rope__scaling__type": "none",
+                                            "rope__scaling__factor": 4.0}, 1),
+    ({"rope__scaling__type": "linear", "rope__scaling__factor": 2.0}, 2)])
+def test_a_factor_without_a_type_is_linear(keys, factor):
+    """R09."""
+    plain, table = kshipra.rope_table(gguf_hparams()), kshipra.rope_table(gguf_hparams(**keys))
+    assert table.freqs == [f / factor for f in plain.freqs]
+
+
+@pytest.mark.parametrize("keys, words", [
+    ({"attention__causal": False}, "llama.attention.causal is False"),
+    ({"attention__clamp_kqv": 8.0}, "llama.attention.clamp_kqv is 8.0"),
+    ({"attention__max_alibi_bias": 8.0}, "max_alibi_bias is 8.0"),
+    ({"logit_scale": 0.5}, "llama.logit_scale.* is 0.5"),
+    ({"residual_scale": 0.5}, "llama.residual_scale.* is 0.5"),
+    ({"embedding_scale": 12.0}, "llama.embedding_scale.* is 12.0"),
+    ({"attention__scale": -1.0}, "llama.attention.scale.* is -1.0"),
+    ({"attention__sliding_window_pattern": 2, "window": 4}, "sliding_window_pattern"),
+    ({"attention__sliding_window_pattern": [True], "window": 4}, "pattern"),
+    ({"rope__scaling__yarn_ext_factor": 0.5}, "yarn_ext_factor is 0.5"),
+    ({"rope__scaling__yarn_log_multiplier": 0.1}, "yarn_log_multiplier is 0.1"),
+])
+def test_keys_of_a_gguf_that_change_the_answer_are_refused_by_name(keys, words):
+    with pytest.raises(KshipraError, match=words):
+        gguf_hparams(**keys)
+
+
+def test_the_scale_of_scores_is_read():
+    assert gguf_hparams(attention__scale=0.125).attn_scale == 0.125
+    assert gguf_hparams(attention__scale=0.0).attn_scale == kshipra.f32(1 / math.sqrt(8))
+
+
+@pytest.mark.parametrize("config, words", [
+    ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+     "partial_rotary_factor.* is 0.5"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 2, "partial_rotary_factor": 0.5}},
+     "partial_rotary_factor.* is 0.5"),
+    ({"logits_scaling": 2.0}, "logits_scaling.* is 2.0"),
+    ({"residual_multiplier": 0.5}, "residual_multiplier.* is 0.5"),
+    ({"embedding_multiplier": 12}, "embedding_multiplier.* is 12"),
+    ({"attention_multiplier": 0.1}, "attention_multiplier.* is 0.1"),
+    ({"clip_qkv": 8.0}, "clip_qkv is 8.0"), ({"is_causal": False}, "is_causal is False"),
+    ({"no_rope_layers": [1, 0]}, r"no_rope_layers is \[1, 0\]"),
+    ({"alibi": True}, "alibi is True"), ({"logit_scale": 0.25}, "logit_scale is 0.25"),
+])
+def test_keys_of_config_json_that_change_the_answer_are_refused_by_name(config, words):
+    with pytest.raises(KshipraError, match=words):
+        hparams(**config)
+
+
+def test_gemma3_s_local_layers_are_scaled_as_they_say():
+    hp = hparams(model_type="gemma3_text", rope_parameters={
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}})
+    table = kshipra.rope_table(hp, "sliding_attention")
+    assert table.freqs == [1e4 ** (-i / 8) / 2 for i in range(8)]
+
+
+def test_keys_that_nobody_has_looked_at_are_named_in_one_line(tmp_path, capsys):
+    change = {"llama.attention.novelty": 3, "llama.vocab_size": tiny.N_TOKENS}
+    path = tiny.write(tmp_path / "tiny.gguf", change=lambda numbers, _: numbers.update(change))
+    kshipra.load(path, device="python")
+    assert capsys.readouterr().err == (
+        "kshipra: not known here, so not heeded: 'llama.attention.novelty'\n")
+    kshipra.load(tiny.write(path), device="python")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_vocab_size_that_is_not_the_embedding_s_is_refused(tmp_path):
+    path = tiny.write(tmp_path / "tiny.gguf", change=lambda numbers, _: numbers.update(
+        {"llama.vocab_size": 300}))
+    with pytest.raises(KshipraError, match="llama.vocab_size.* is 300: the embedding has 259"):
+        kshipra.load(path, device="python")
+
+
+@pytest.mark.parametrize("shape", [(), (64,)])
+def test_a_plan_refuses_an_embedding_that_is_no_matrix_as_load_does(tmp_path, shape):
+    t = kshipra.Tensor("model.embed_tokens.weight", kshipra.FORMATS["F32"], shape,
+                       bytes(4 * math.prod(shape)))
+    kshipra.write_safetensors(str(tmp_path / "model.safetensors"), {}, [t])
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    for use in (lambda path: Engine(HFDirectory(path), Reference()),
+                lambda path: list(kshipra.describe(path))):
+        with pytest.raises(KshipraError, match="embed_tokens.weight', a matrix, is missing"):
+            use(str(tmp_path))
