@@ -6093,8 +6093,8 @@ class Hparams:
                     if key not in self.seen and key not in HARMLESS_CONFIG]
         if left:
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
-            print("kshipra: not known here, so not heeded: " + ", ".join(
-                map(_quote, sorted(left)[:5])) + more, file=sys.stderr)
+            warn("not known here, so not heeded: " + ", ".join(
+                map(_quote, sorted(left)[:5])) + more)
 
 
 # 6.3 Rotary positions.  Each pair of a head turns by position * frequency.  Stretching a

@@ -66,11 +66,13 @@ def test_why_nothing_is_padded(tmp_path):
     seq = Sequence(model.scheduler.pool)
     seq.reserve(0, 2)
     seq.tokens[:] = pad
-    full = model.attentions
+    layers = model.weights.layers
     for i in range(5):                          # each row sees the text before it, not the pad
-        model.attentions = [attention._replace(window=i + 1) for attention in full]
+        for layer in layers:
+            layer.attention = layer.attention._replace(window=i + 1)
         shifted, = model.step([(prompt[i], 2 + i, seq)])
-    model.attentions = full
+    for layer in layers:
+        layer.attention = layer.attention._replace(window=0)
     assert distance(seen) > 0.1 and distance(shifted) > 0.1
     batch = model.generate_batch([prompt, tiny.ids(9)], max_tokens=1, **GREEDY)
     assert batch[0].ids == [right.index(max(right))]
