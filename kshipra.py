@@ -1035,8 +1035,8 @@ def _weights(format, floats, importance, plain):
         return plain
     importance = array("f", [max(v / peak, 1e-6) for v in importance])  # nothing is for nothing
     squares, n = _f32s(mul, floats, floats), format.block_len
-    means = [2 * total / n for total in _total(_columns(squares, n))]
-    return _f32s(mul, importance, map(math.sqrt, map(add, squares, _each(means, n))))
+    means = array("f", [2 * total / n for total in _total(_columns(squares, n))])
+    return _f32s(mul, importance, _f32s(math.sqrt, _f32s(add, squares, _each(means, n))))
 
 
 def _search_minimum(x, w, top, tries, magnitude):
@@ -1047,13 +1047,14 @@ def _search_minimum(x, w, top, tries, magnitude):
     scale and minimum that suit these codes best.
     """
     lows, highs = array("f", [min(v, 0.0) for v in map(min, *x)]), array("f", map(max, *x))
-    live = [high - low >= _NOTHING for low, high in zip(lows, highs)]
+    spans = _f32s(sub, highs, lows)
+    live = [span >= _NOTHING for span in spans]
     sum_w, sum_x = _total(w), _inner(w, x)
 
     def spread(numerator):
         """Return the codes that a scale of span / numerator gives."""
-        inverses = array("f", [numerator / (high - low) if ok else 0.0
-                               for low, high, ok in zip(lows, highs, live)])
+        inverses = array("f", [numerator / span if ok else 0.0 for span, ok in zip(
+            _f32s(sub, highs, lows), live)])    # of the lows found so far
         return [_nearest(_f32s(mul, inverses, _f32s(sub, column, lows)), 0.0, top)
                 for column in x]
 
@@ -1064,8 +1065,7 @@ def _search_minimum(x, w, top, tries, magnitude):
             return _inner(w, [_f32s(abs, e) for e in errors])
         return _inner(w, [_f32s(mul, e, e) for e in errors])
 
-    scales = array("f", [(high - low) / top if ok else 0.0
-                         for low, high, ok in zip(lows, highs, live)])
+    scales = array("f", [span / top if ok else 0.0 for span, ok in zip(spans, live)])
     best = loss(spread(top), scales, lows)
     for numerator in tries:
         codes = spread(numerator)
