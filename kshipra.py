@@ -3482,6 +3482,7 @@ def load_tokenizer(path: "str | os.PathLike") -> Tokenizer:
 
 TEMPLATE_STEPS = 1_000_000
 TEMPLATE_CHARS = 1 << 23                # of any text, and of all that is written
+TEMPLATE_CHARS_PER_STEP = 512
 _TEMPLATE_BITS = 4096                   # of any whole number
 _TEMPLATE_RANGE = 100_000
 _TEMPLATE_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError,
@@ -3556,7 +3557,7 @@ class _Work:
         """Refuse a text or list of n before it is made; larger ones cost more steps."""
         if n > TEMPLATE_CHARS:
             raise ValueError(f"a text or list of {n} is too large")
-        self.spend(n >> 6)
+        self.spend(n // TEMPLATE_CHARS_PER_STEP)
 
     def plain(self, value):
         """Return a copy that Python's own functions may see: JSON, with nothing hidden in it."""
@@ -3613,8 +3614,10 @@ class _Work:
 
     def filter(self, function, value, arguments):
         """value|function(...)"""
-        if isinstance(value, (str, list, tuple, dict)):
-            self.spend(len(value) >> (6 if isinstance(value, str) else 0))
+        if isinstance(value, str):
+            self.sized(len(value))
+        elif isinstance(value, (list, tuple, dict)):
+            self.spend(len(value))
         return function(self, value, *arguments[0], **arguments[1])
 
     def operate(self, op, a, b):
@@ -3781,7 +3784,8 @@ TEMPLATE_FILTERS = {
     "string": _of_text(str), "safe": _of_text(str), "trim": _of_text(str.strip),
     "upper": _of_text(str.upper), "lower": _of_text(str.lower), "title": _of_text(str.title),
     "capitalize": _of_text(str.capitalize), "length": _of_value(len), "count": _of_value(len),
-    "list": _of_value(list), "abs": _of_value(abs), "sum": _of_value(sum),
+    "list": lambda work, value: work.spend(len(value)) or [*value],
+    "abs": _of_value(abs), "sum": _of_value(sum),
     "round": _of_value(lambda value, precision=0: round(value, precision)),
     "reverse": _of_value(lambda value: value[::-1]),
     "first": _of_value(lambda value: next(iter(value), _Undefined("the first of nothing"))),
@@ -4026,7 +4030,7 @@ class _TemplateParser:
                     raise
                 except _TEMPLATE_ERRORS as error:
                     nested = isinstance(error, RecursionError)
-                    raise template_error("it is nested too deep" if nested else error.args[0],
+                    raise _template_error("it is nested too deep" if nested else error.args[0],
                                          self.source, offset) from None
         return run
 
@@ -4341,7 +4345,7 @@ def _loop_variable(i, values):
     return loop
 
 
-def template_error(what, source, offset):
+def _template_error(what, source, offset):
     line = source.count("\n", 0, offset) + 1
     return KshipraError(f"the model's chat template, line {line}: {_shown(str(what))}")
 
@@ -4362,9 +4366,9 @@ class ChatTemplate:
             parser = _TemplateParser(source)
             text = parser.text_of(parser.body()[0])
         except _TemplateFault as fault:
-            raise template_error(fault.args[0], source, fault.args[1]) from None
+            raise _template_error(fault.args[0], source, fault.args[1]) from None
         except RecursionError:
-            raise template_error("it is nested too deep", source, 0) from None
+            raise _template_error("it is nested too deep", source, 0) from None
         self._run = parser.sequence([(0, functools.partial(parser.write, text))])
         self.source, self.reads = source, parser.reads
 
@@ -4376,7 +4380,7 @@ class ChatTemplate:
         return out[0]
 
 
-def check_messages(messages):
+def _check_messages(messages):
     """Refuse what is no conversation: a list of {"role": word, ...}, all of it JSON."""
     if not isinstance(messages, (list, tuple)):
         raise KshipraError(f"messages: a list is needed, but {_quote(messages)} was found")
@@ -4405,7 +4409,7 @@ def render_chat(tokenizer, messages, add_generation_prompt=True, tools=None, **v
 
     Texts in messages, tools and variables spell no control token; those of the template do.
     """
-    check_messages(messages)
+    _check_messages(messages)
     template = tokenizer.template("tool_use" if tools else "default")
     given = {"messages": list(messages), "tools": tools, **variables}
     given = {name: value for name, value in given.items() if value is not None}

@@ -452,7 +452,7 @@ def test_p05_a_large_vocabulary_is_set_up_quickly():
         kshipra.tokenizer_from_gguf(metadata).encode("one sentence")
         return time.process_time() - begun
     for attempt in range(5):
-        half, whole = (min(seconds(n) for _ in range(3)) for n in (131072, 262144))
+        half, whole = (min(seconds(n) for _ in range(2)) for n in (131072, 262144))
         if whole < max(2.6 * half, 0.5):
             break
     else:
@@ -782,8 +782,8 @@ def test_f08_padding_is_never_made_in_either_form(tmp_path):
             del metadata["tokenizer.ggml." + key]
     model = kshipra.load(tiny.write(tmp_path / "m.gguf", change=pad), device="python")
     assert (model.tokenizer.n_vocab, model.tokenizer.n_used) == (259, 254)
-    ids = list(model.generate_ids("a", 200, temperature=100.0, seed=1, ignore_eos=True))
-    assert max(ids) < 254 and len(ids) == 200
+    ids = list(model.generate_ids("a", 80, temperature=100.0, seed=1, ignore_eos=True))
+    assert max(ids) < 254 and len(ids) == 80
     vocabulary = kshipra.Vocabulary(["a", "b"], [UNUSED, UNUSED])
     assert kshipra.Tokenizer(kshipra.ByteLevel(vocabulary, None, ())).n_used == 2
 
@@ -858,14 +858,14 @@ def test_p11_to_p14_in_every_vocabulary(vocabulary, name):
     for text in ("^", " ", "é", "ab "):
         for attempt in range(4):
             times = []
-            for n in (20_000, 40_000):
+            for n in (10_000, 20_000):
                 begun = time.process_time()
                 tokenizer.encode(text * n)
                 times.append(time.process_time() - begun)
             if times[1] < 2.6 * times[0] or times[1] < 0.1:
                 break
         else:
-            pytest.fail(f"{times} s for {text!r} times 20,000 and 40,000")
+            pytest.fail(f"{times} s for {text!r} times 10,000 and 20,000")
 
 
 # Refusals of GGUF metadata
@@ -1253,7 +1253,10 @@ def test_a_template_reaches_nothing_of_python(source):
     "{% set a = 'x' * 8000000 %}{% for i in range(99999) %}{{ a }}{% endfor %}",
     "{% set a = 'x' * 8000000 %}{% for i in range(99) %}{% set b = a|list %}{% endfor %}",
     "{% for a in 'x' * 8000000 %}{% endfor %}", "{% raw " * 40000, "{{ 1" + "+1" * 40000 + " }}"])
-def test_a_template_ends_soon_and_stays_small(source):
+def test_a_template_ends_soon_and_stays_small(source, monkeypatch):
+    """With a twentieth of the steps that a template has, but for the first, to save time."""
+    if not source.startswith("{% for a in range"):
+        monkeypatch.setattr(kshipra, "TEMPLATE_STEPS", kshipra.TEMPLATE_STEPS // 20)
     begun = time.process_time()
     with pytest.raises(KshipraError):
         render(source)
