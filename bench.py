@@ -15,12 +15,14 @@ Read it, top to bottom:
     2. Measuring
     3. The ladder
     4. Where time and memory go
-    5. Peers
-    6. Results
-    7. The picture
-    8. The command
+    5. Many texts
+    6. Peers
+    7. Results
+    8. The picture
+    9. The command
 """
 import argparse
+import contextlib
 import functools
 import inspect
 import itertools
@@ -326,7 +328,9 @@ class Process:
         parts = [resident_mb, timed, serve, *ours, opener]
         source = "import contextlib, json, os, sys, time\n"
         if opener.__name__ in PARTS:        # of ours; another engine shall not pay for it
-            source += f"sys.path.insert(0, {HERE!r})\nimport kshipra\nfrom array import array\n"
+            source += f"sys.path.insert(0, {HERE!r})\nimport kshipra\n"
+            source += ("import math, random\nfrom array import array\n"
+                       "from kshipra import KshipraError\n")
         source += "\n\n".join(map(inspect.getsource, parts)) + f"\n\nserve({opener.__name__})\n"
         self.errors = tempfile.TemporaryFile()
         job = {"mark": MARK, **job}
@@ -377,8 +381,9 @@ class Process:
 
 PARTS = {       # the processes of ours, and the functions each of them calls
     "open_kshipra": [], "open_ceilings": [],
-    "open_rung": ["open_model", "matrices", "estimate_s", "batch_tokens_per_s", "ledger_mb",
-                  "profile"],
+    "open_rung": ["open_model", "matrices", "estimate_s", "median", "batch_tokens_per_s",
+                  "traffic", "percentile", "served", "serve_together", "serve_in_turn",
+                  "serve_requests", "ledger_mb", "profile"],
 }
 
 
@@ -582,6 +587,7 @@ def open_rung(job):
         "ledger": lambda **sizes: ledger_mb(model, base_mb, **sizes),
         "profile": lambda **sizes: profile(model, **sizes),
         "batch": lambda **sizes: batch_tokens_per_s(model, **sizes),
+        "serve": lambda **sizes: serve_requests(model, **sizes),
         "facts": lambda: {"device": model.ops.name, "isa": model.ops.isa,
                           "threads": model.ops.n_threads},
     }
@@ -619,25 +625,6 @@ def estimate_s(model, matmul, n_rows=8):
             known[key] = max(0.0, seconds[0] - a_row), a_row
         step_s, row_s = step_s + known[key][0], row_s + known[key][1]
     return step_s, row_s
-
-
-def batch_tokens_per_s(model, prompt, n, n_sequences):
-    """Return the tokens a second of n_sequences texts that decode side by side, one step each."""
-    model.session.truncate(0)
-    sequences = [kshipra.Sequence(model.cache) for _ in range(n_sequences)]
-    choose = kshipra.Sampler(temperature=0)
-    try:
-        last = []
-        for seq in sequences:
-            last.append(choose(kshipra.prefill(model, seq, prompt), prompt))
-        begun = time.perf_counter()
-        for i in range(n - 1):
-            rows = [(t, len(prompt) + i, seq) for t, seq in zip(last, sequences)]
-            last = [choose(row, prompt) for row in model.step(rows)]
-        return n_sequences * (n - 1) / (time.perf_counter() - begun)
-    finally:
-        for seq in sequences:
-            seq.truncate(0)
 
 
 def estimated_run(cost, n_prompt, n, strategy):
@@ -738,7 +725,119 @@ def profile(model, prompt, n):
 
 
 # ---------------------------------------------------------------------------------------
-# 5. Peers
+# 5. Many texts
+#
+# A step reads the weights once for all of its rows.  Two measurements show what that is worth:
+# texts that decode side by side, and requests that arrive whenever they like (a Poisson
+# process), which the scheduler of kshipra's chapter 9 serves together, compared with serving
+# them one after another in order of arrival.
+
+def batch_tokens_per_s(model, prompt, n, n_sequences):
+    """Return the tokens a second of n_sequences texts that decode side by side, one step each."""
+    pool = model.new_pool(n_sequences * (-(-(len(prompt) + n) // 64) * 64), 64)
+    sequences = [kshipra.Sequence(pool) for _ in range(n_sequences)]
+    choose, best = kshipra.Sampler(temperature=0), []
+    last = [choose(kshipra.prefill(model, seq, prompt), prompt) for seq in sequences]
+    for i in range(n - 1):
+        begun = time.perf_counter()
+        rows = [(t, len(prompt) + i, seq) for t, seq in zip(last, sequences)]
+        last = [choose(row, prompt) for row in model.step(rows)]
+        best.append(time.perf_counter() - begun)
+    del best[:1]                                # it records the program
+    return n_sequences / median(best or [math.inf])
+
+
+def traffic(n_requests, n_vocab, mean_gap_s, seed=1):
+    """Return [(arrival in s, prompt ids, tokens to generate)], the same for the same seed."""
+    rng, at, requests = random.Random(seed), 0.0, []
+    for _ in range(n_requests):
+        at += rng.expovariate(1 / mean_gap_s)
+        prompt = [rng.randrange(n_vocab) for _ in range(rng.choice((8, 16, 32, 64, 128, 256)))]
+        requests.append((at, prompt, rng.choice((16, 24, 32, 48, 64))))
+    return requests
+
+
+def percentile(values, p):
+    """Return the smallest value that p % of them do not exceed."""
+    return sorted(values)[max(0, math.ceil(len(values) * p / 100) - 1)]
+
+
+def served(requests, ends):
+    """Return the figures of requests that were served.
+
+    ends: for each (first token, last token, tokens), times since the arrivals began
+    """
+    first = [begun - at for (at, *_), (begun, _, _) in zip(requests, ends)]
+    each = [(end - begun) / (n - 1) for begun, end, n in ends if n > 1]
+    return {"tok_s": sum(n for *_, n in ends) / max(end for _, end, _ in ends),
+            **{f"{name}_p{p}_ms": 1000 * percentile(values, p)
+               for name, values in (("ttft", first), ("token", each)) for p in (50, 99)}}
+
+
+def serve_together(model, requests):
+    """Return (figures, tokens of each, what pages were held for) of the scheduler."""
+    model.scheduler.pool.n_asked = model.scheduler.pool.n_found = 0
+    scheduler, pool, handles, waste = model.scheduler, model.scheduler.pool, [], []
+    begun = time.perf_counter()
+    more = True
+    while more or len(handles) < len(requests):
+        now = time.perf_counter() - begun
+        while len(handles) < len(requests) and requests[len(handles)][0] <= now:
+            _, prompt, n = requests[len(handles)]
+            handle = model._request(prompt, max_tokens=n, ignore_eos=True, temperature=0)
+            handle.arrived_s = time.perf_counter() - begun
+            handles.append(handle)
+            scheduler.add(handle)
+        more = scheduler.step()
+        if scheduler.running:
+            held = sum(len(r.seq.tokens) for r in scheduler.running)
+            paged = pool.page_size * sum(1 for n in pool.refs if n)
+            waste.append((paged / held, model.ctx_size * len(scheduler.running) / held))
+        elif len(handles) < len(requests):
+            time.sleep(max(0.0, requests[len(handles)][0] - now))
+    ends = [(h.arrived_s + h.ttft_s, h.arrived_s + h.ttft_s + h.decode_s, len(h.ids))
+            for h in handles]
+    paged, contiguous = ([w[i] for w in waste] for i in (0, 1))
+    return (served(requests, ends), [h.ids for h in handles],
+            {"paged": median(paged), "contiguous": median(contiguous)})
+
+
+def serve_in_turn(model, requests):
+    """Return (figures, tokens of each) of one after another."""
+    ends, ids, begun = [], [], time.perf_counter()
+    for at, prompt, n in requests:
+        time.sleep(max(0.0, begun + at - time.perf_counter()))
+        start = time.perf_counter() - begun
+        generation = model.generate(prompt, max_tokens=n, ignore_eos=True, temperature=0)
+        for _ in generation:
+            pass
+        ends.append((start + generation.ttft_s, start + generation.ttft_s + generation.decode_s,
+                     len(generation.ids)))
+        ids.append(generation.ids)
+    return served(requests, ends), ids
+
+
+def serve_requests(model, n_requests, load=2.0):
+    """Return the "serving" part of the results: the same requests served in both ways.
+
+    They arrive `load` times as fast as they could be served one after another.
+    """
+    n_vocab = min(model.hparams.n_vocab, 1000)
+    trial, begun = traffic(8, n_vocab, 1e-9, seed=2), time.perf_counter()
+    serve_in_turn(model, trial)
+    gap_s = (time.perf_counter() - begun) / len(trial) / load
+    serve_together(model, traffic(n_requests, n_vocab, gap_s, seed=3))  # programs are recorded
+    requests = traffic(n_requests, n_vocab, gap_s)
+    together, ids, pages = serve_together(model, requests)
+    in_turn, ids_in_turn = serve_in_turn(model, requests)
+    if ids != ids_in_turn:
+        raise KshipraError("a request served among others said something else; report it")
+    return {"requests": n_requests, "load": load, "gap_ms": 1000 * gap_s, "together": together,
+            "in_turn": in_turn, "pages_per_token": pages}
+
+
+# ---------------------------------------------------------------------------------------
+# 6. Peers
 #
 # Other engines on the same file with the same threads: llama.cpp by its Python binding, and
 # transformers on PyTorch, which turns the file's weights into floats.  They are asked for by
@@ -771,6 +870,7 @@ def open_llama_cpp(job):
     params = api.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_ubatch = job["ctx_size"], 512, 512
     params.n_threads = params.n_threads_batch = job["threads"]
+    params.n_seq_max = job.get("sequences", 1)
     context = api.llama_init_from_model(model, params)
     memory = api.llama_get_memory(context)
     n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
@@ -792,10 +892,37 @@ def open_llama_cpp(job):
             yield token
             token = step([token])
 
+    def batch(prompt, n, n_sequences):
+        """As batch_tokens_per_s, of llama.cpp."""
+        api.llama_memory_clear(memory, True)
+        rows, seconds = api.llama_batch_init(512, 0, 1), []
+
+        def decode(entries):
+            rows.n_tokens = len(entries)
+            for i, (token, pos, seq, wanted) in enumerate(entries):
+                rows.token[i], rows.pos[i], rows.logits[i] = token, pos, wanted
+                rows.n_seq_id[i], rows.seq_id[i][0] = 1, seq
+            if api.llama_decode(context, rows):
+                raise ValueError("llama_decode failed")
+
+        for seq in range(n_sequences):
+            decode([(t, i, seq, i == len(prompt) - 1) for i, t in enumerate(prompt)])
+        for i in range(n - 1):
+            begun = time.perf_counter()
+            decode([(prompt[seq % len(prompt)], len(prompt) + i, seq, True)
+                    for seq in range(n_sequences)])
+            for seq in range(n_sequences):
+                logits = api.llama_get_logits_ith(context, seq)
+                numpy.ctypeslib.as_array(logits, shape=(n_vocab,)).argmax()
+            seconds.append(time.perf_counter() - begun)
+        api.llama_batch_free(rows)
+        del seconds[:1]
+        return n_sequences / sorted(seconds)[len(seconds) // 2]
+
     def version(keep=(quiet, model)):
         return f"llama.cpp, llama-cpp-python {api.__version__}"
 
-    return {"stream": stream, "version": version}
+    return {"stream": stream, "version": version, "batch": batch}
 
 
 def open_transformers(job):
@@ -933,18 +1060,20 @@ def measure_peers(found, path, device, threads, prompt, prefill, n, repeats, say
 
 
 # ---------------------------------------------------------------------------------------
-# 6. Results
+# 7. Results
 #
 # What was measured is one object, written as results.json: its shape is SCHEMA, and the
 # version in it grows when a reader of the old one would stumble.  The tables on the terminal
 # and in results.md are made from that object and nothing else.
 
-SCHEMA_NAME = "kshipra-bench/1"
+SCHEMA_NAME = "kshipra-bench/2"
 
 # A value, said by an example of its type: a list holds things like its one element, an
 # object has these keys, None is allowed beside whatever else a tuple names.
 NUMBER = (int, float)
 FIGURE = {"median": NUMBER, "min": NUMBER, "max": NUMBER, "n": int}
+SERVED = {"tok_s": NUMBER, "ttft_p50_ms": NUMBER, "ttft_p99_ms": NUMBER, "token_p50_ms": NUMBER,
+          "token_p99_ms": NUMBER}
 LINE = {"operation": str, "calls": int, "seconds": NUMBER, "bytes": NUMBER, "operations": NUMBER}
 SCHEMA = {
     "schema": str, "when": str,
@@ -961,7 +1090,10 @@ SCHEMA = {
         "isa": str, "threads": int, "estimated": bool, "n_tokens": int, "load_s": NUMBER,
         "ttft_s": FIGURE, "token_ms": FIGURE, "total_s": [NUMBER], "tokens": [int],
         "rss_mb": (int, float, None), "ledger_mb": {}, "factor": (int, float, None)}],
-    "batches": [{"rung": str, "sequences": int, "tok_s": FIGURE}],
+    "batches": [{"name": str, "sequences": int, "tok_s": FIGURE}],
+    "serving": ({"requests": int, "load": NUMBER, "gap_ms": NUMBER, "together": SERVED,
+                 "in_turn": SERVED, "pages_per_token": {"paged": NUMBER, "contiguous": NUMBER}},
+                None),
     "ceilings": ({"read_bytes_s": NUMBER, "int8_ops_s": NUMBER, "f32_ops_s": NUMBER,
                   "threads": int}, None),
     "profile": [{"phase": str, "rows": int, "rung": str, "lines": [LINE]}],
@@ -1087,9 +1219,33 @@ def peer_table(results):
 
 
 def batch_table(results):
-    rows = [[b["rung"], str(b["sequences"]), range_text(b["tok_s"])] for b in results["batches"]]
-    return Table("Side by side", "texts that are decoded together, a step for all of them.",
-                 ["<rung", "sequences", "tokens/s"], rows)
+    rows, alone = [], {}
+    for b in results["batches"]:
+        speed = b["tok_s"]["median"] / b["sequences"]
+        alone.setdefault(b["name"], speed if b["sequences"] == 1 else None)
+        gain = alone[b["name"]] and b["tok_s"]["median"] / alone[b["name"]]
+        rows.append([b["name"], str(b["sequences"]), range_text(b["tok_s"]),
+                     f"x {short(gain)}" if gain else ""])
+    return Table("Side by side", "texts that are decoded together, a step for all of them; gain: "
+                 "over one text of the same engine.",
+                 ["<engine", "texts", "tokens/s", "gain"], rows)
+
+
+def serving_table(results):
+    found, rows, note = results["serving"], [], ""
+    if found:
+        held = found["pages_per_token"]
+        note = (f"{found['requests']} requests of 8 to 256 tokens, each continued by 16 to 64, "
+                f"arriving {short(found['load'])} times as fast as they can be served in turn. "
+                "Memory held for a token: "
+                f"{held['paged']:.2f} positions in pages, {held['contiguous']:.2f} if each text "
+                "had a context of its own.")
+        for name, way in (("together", "together"), ("one after another", "in_turn")):
+            f = found[way]
+            rows.append([name, short(f["tok_s"])] + [duration(f[key] / 1000) for key in (
+                "ttft_p50_ms", "ttft_p99_ms", "token_p50_ms", "token_p99_ms")])
+    return Table("Requests that come and go", note, [
+        "<served", "tokens/s", "first token, median", "99 %", "each token, median", "99 %"], rows)
 
 
 # Figures that the first engines of this project's kind published, each for a machine of its
@@ -1104,7 +1260,8 @@ PUBLISHED = {
 
 def tables(results):
     """Return the Tables of a result, those without rows left out."""
-    made = [ladder_table(results), ledger_table(results), batch_table(results)]
+    made = [ladder_table(results), ledger_table(results), batch_table(results),
+            serving_table(results)]
     made += [profile_table(results, part) for part in results["profile"]]
     made.append(peer_table(results))
     return [t for t in made if t.rows]
@@ -1162,7 +1319,7 @@ def comparable(results):
         if rung["rss_mb"]:
             yield f"{rung['name']}: peak MB", figure([rung["rss_mb"]]), False
     for batch in results["batches"]:
-        yield f"{batch['rung']}: {batch['sequences']} side by side, tokens/s", batch["tok_s"], True
+        yield f"{batch['name']}: {batch['sequences']} side by side, tokens/s", batch["tok_s"], True
     for peer in results["peers"]:
         for name, found in peer["figures"].items():
             yield f"against {peer['name']}: {FIGURES[name][0]}, ratio", found["ratio"], True
@@ -1197,7 +1354,7 @@ def compare(a, b):
 
 
 # ---------------------------------------------------------------------------------------
-# 7. The picture
+# 8. The picture
 #
 # A PNG file is a header, the rows of pixels run through zlib, and a check sum on each part;
 # that needs no library.  Letters are drawn from a small bitmap font: each dot of a letter is
@@ -1451,11 +1608,43 @@ WIDTH, HEIGHT = 1200, 800
 CHART_LEFT, CHART_RIGHT, CHART_TOP, CHART_BOTTOM = 290, 1000, 150, 716
 
 
+def serving_bars(results):
+    """Return the bars of serving.png: both ways of serving, by each of their times."""
+    found, made = results["serving"], []
+    for key, label in (("ttft_p50_ms", "first token, median"),
+                       ("ttft_p99_ms", "first token, 99 %"),
+                       ("token_p50_ms", "each token, median"),
+                       ("token_p99_ms", "each token, 99 %")):
+        for way, detail, kind in (("together", "together", "native"),
+                                  ("in_turn", "one after another", "peer")):
+            remark = ""
+            if way == "together":
+                remark = f"x {short(found['in_turn'][key] / found[way][key])}"
+            made.append(Bar(label, detail, found[way][key], kind, remark))
+    return made
+
+
 def picture(results):
     """Return latency_comparison.png: milliseconds per token, a bar for each rung and peer."""
-    canvas, lines = Canvas(WIDTH, HEIGHT, PAPER), bars(results)
+    return chart(results, "Time for one token", bars(results), {
+        "python": "plain Python", "native": "machine code written by Python",
+        "peer": "another engine"})
+
+
+def serving_picture(results):
+    """Return serving.png: how long requests wait when they are served together and in turn."""
+    found = results["serving"]
+    title = f"{found['requests']} requests that come and go"
+    return chart(results, title, serving_bars(results), {
+        "native": f"together: {short(found['together']['tok_s'])} tokens/s",
+        "peer": f"one after another: {short(found['in_turn']['tok_s'])} tokens/s"})
+
+
+def chart(results, title, lines, kinds):
+    """Return a PNG of bars, with the model, the machine and what the colours mean."""
+    canvas = Canvas(WIDTH, HEIGHT, PAPER)
     model, machine = results["model"], results["machine"]
-    canvas.text(40, 62, "Time for one token", 28, INK, bold=True)
+    canvas.text(40, 62, title, 28, INK, bold=True)
     canvas.text(40, 94, f"{model['name']}, {count(model['weights'])} weights, {model['types']}",
                 14, SOFT)
     place, ticks = axis([bar.ms for bar in lines])
@@ -1489,8 +1678,7 @@ def picture(results):
             canvas.text(right + 12 + label_width, middle + 6, bar.remark, 13, SOFT)
     canvas.fill(CHART_LEFT, CHART_TOP - 12, 2, CHART_BOTTOM - CHART_TOP + 12, INK)
     x = 40
-    for kind, title in (("python", "plain Python"), ("native", "machine code written by Python"),
-                        ("peer", "another engine")):
+    for kind, title in kinds.items():
         if any(bar.kind == kind for bar in lines):
             canvas.fill(x, HEIGHT - 58, 14, 14, COLOURS[kind])
             canvas.text(x + 22, HEIGHT - 45, title, 13, INK)
@@ -1502,7 +1690,7 @@ def picture(results):
 
 
 # ---------------------------------------------------------------------------------------
-# 8. The command
+# 9. The command
 
 def build_parser():
     """Return the argparse parser of the command line."""
@@ -1532,6 +1720,8 @@ def build_parser():
         help="seconds for a rung, more or less (default: 8)")
     add("--batch", type=int, action="append", default=[], metavar="N",
         help="also decode N texts side by side on the uppermost rung")
+    add("--serve", type=int, default=0, metavar="N",
+        help="also serve N requests that arrive at random, together and one after another")
     add("--peers", action="append", choices=PEERS, metavar="NAME",
         help="only this peer, may be given several times: " + ", ".join(PEERS))
     add("--no-peers", action="store_true", help="leave the other engines out")
@@ -1617,22 +1807,42 @@ def ladder_results(args, path, prompt, place, results, say):
     if results["ladder"][-1]["estimated"]:
         return
     say("the profile")
-    longest = max([1] + args.batch)
-    job = {**top._asdict(), "path": paths[top.weights], "ctx_size": longest * ctx_size,
-           "page_size": 64}
+    job = {**top._asdict(), "path": paths[top.weights],
+           "ctx_size": max(ctx_size, 512 if args.serve else 0)}
     with Process(sys.executable, open_rung, job) as process:
         for phase in process.ask("profile", prompt=prompt, n=min(16, args.max_tokens)):
             results["profile"].append({**phase, "rung": top.name})
-        for n in args.batch:
-            say(f"{n} side by side")
-            speeds = [process.ask("batch", prompt=prompt, n=args.max_tokens, n_sequences=n)
-                      for _ in range(args.repeats)]
-            results["batches"].append({"rung": top.name, "sequences": n, "tok_s": figure(speeds)})
+        batch_results(args, job, process, prompt, results, say)
+        if args.serve:
+            say(f"{args.serve} requests that come and go")
+            results["serving"] = process.ask("serve", n_requests=args.serve)
     if top.device != "python":
         say("the limits of this machine")
         with Process(sys.executable, open_ceilings,
                      {"threads": results["ladder"][-1]["threads"]}) as process:
             results["ceilings"] = process.ask("ceilings")
+
+
+def batch_results(args, job, process, prompt, results, say):
+    """Fill in "batches": of ours, and in turns with it of llama.cpp where it is at hand."""
+    with contextlib.ExitStack() as stack:
+        sides = {results["ladder"][-1]["name"]: process}
+        found = {} if args.no_peers or not job["path"] or not args.batch else find_peers(
+            ["llama.cpp"], args.peer_python or [sys.executable])[0]
+        if found:
+            each = -(-(len(prompt) + args.max_tokens) // 256) * 256
+            own = {"path": job["path"], "threads": results["ladder"][-1]["threads"],
+                   "ctx_size": max(args.batch) * each, "sequences": max(args.batch)}
+            sides["llama.cpp"] = stack.enter_context(
+                Process(found["llama.cpp"], open_llama_cpp, own))
+        speeds = {(name, n): [] for name in sides for n in args.batch}
+        for n, _ in itertools.product(args.batch, range(args.repeats)):
+            for name, side in sides.items():
+                say(f"{n} side by side, {name}")
+                speeds[name, n].append(side.ask("batch", prompt=prompt, n=args.max_tokens,
+                                                n_sequences=n))
+        for (name, n), values in speeds.items():
+            results["batches"].append({"name": name, "sequences": n, "tok_s": figure(values)})
 
 
 def open_ceilings(job):
@@ -1668,7 +1878,8 @@ def measure(args, path, name, place, say):
         "machine": machine_facts(), "model": model_facts(path, name),
         "work": {"prompt_tokens": len(prompt), "max_tokens": args.max_tokens, "ctx_size": ctx_size,
                  "repeats": args.repeats, "budget_s": args.budget, "threads": args.threads},
-        "noise": [noise()], "warning": None, "ladder": [], "batches": [], "ceilings": None,
+        "noise": [noise()], "warning": None, "ladder": [], "batches": [], "serving": None,
+        "ceilings": None,
         "profile": [], "peers": [], "skipped": []}
     if not args.no_ladder:
         ladder_results(args, path, prompt, place, results, say)
@@ -1693,6 +1904,9 @@ def write_results(results, out):
         if bars(results):
             with open(os.path.join(out, "latency_comparison.png"), "wb") as f:
                 f.write(picture(results))
+        if results["serving"]:
+            with open(os.path.join(out, "serving.png"), "wb") as f:
+                f.write(serving_picture(results))
     except OSError as e:
         raise KshipraError(f"cannot be written: {e.strerror}", e.filename or out) from None
 

@@ -204,13 +204,6 @@ def test_an_estimate_is_of_the_size_of_what_it_estimates(tiny):
         assert 0 < step_s + row_s < 60
 
 
-@pytest.mark.parametrize("device", ["python"] + ["native"] * HAS_NATIVE)
-def test_texts_side_by_side_are_decoded(tiny, device):
-    job = {"device": device, "matmul": "packed", "threads": 1, "path": tiny["file"],
-           "ctx_size": 256, "page_size": 64}
-    assert bench.batch_tokens_per_s(bench.open_model(job), [1, 2, 3], 4, 3) > 0
-
-
 # 4. Where time and memory go
 
 @pytest.mark.parametrize("device", ["python"] + ["native"] * HAS_NATIVE)
@@ -284,7 +277,37 @@ def test_the_command_line_prints_profile_and_memory(capsys):
         assert word in out
 
 
-# 5. Peers
+# 5. Many texts
+
+@pytest.mark.parametrize("device", ["python"] + ["native"] * HAS_NATIVE)
+def test_texts_side_by_side_are_decoded(tiny, device):
+    job = {"device": device, "matmul": "packed", "threads": 1, "path": tiny["file"],
+           "ctx_size": 256}
+    model = bench.open_model(job)
+    steps, step = [], model.step
+    model.step = lambda rows, *wanted: steps.append(len(rows)) or step(rows, *wanted)
+    assert bench.batch_tokens_per_s(model, [1, 2, 3], 4, 3) > 0
+    assert steps == [3] * 3 + [3] * 3           # three prompts, then a row of each
+
+
+def test_traffic_is_a_poisson_process_and_repeats():
+    requests = bench.traffic(400, 100, 0.5)
+    assert requests == bench.traffic(400, 100, 0.5) != bench.traffic(400, 100, 0.5, seed=2)
+    gaps = [b[0] - a[0] for a, b in zip(requests, requests[1:])]
+    mean = sum(gaps) / len(gaps)
+    variance = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
+    assert 0.4 < mean < 0.6 and 0.7 < variance ** 0.5 / mean < 1.3     # exponential: equal
+
+
+def test_figures_of_served_requests():
+    requests = [(0.0, [1], 3), (1.0, [1], 2)]
+    found = bench.served(requests, [(0.5, 2.5, 3), (3.0, 4.0, 2)])
+    assert found == {"tok_s": 1.25, "ttft_p50_ms": 500, "ttft_p99_ms": 2000, "token_p50_ms": 1000,
+                     "token_p99_ms": 1000}
+    assert [bench.percentile([3, 1, 2, 4], p) for p in (0, 25, 50, 99)] == [1, 1, 2, 4]
+
+
+# 6. Peers
 
 def test_two_engines_are_measured_in_turns(tiny):
     """Both sides are this engine, so every figure exists and neither side can be told apart."""
@@ -305,7 +328,7 @@ def test_a_ratio_says_how_much_it_knows():
     assert bench.verdict(bench.figure([0.7, 0.9])) == "worse"
 
 
-# 6. Results
+# 7. Results
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
@@ -313,7 +336,7 @@ def measured(tmp_path_factory):
     out = tmp_path_factory.mktemp("results")
     words = ["--shape", "llama:q4_0", "--hidden-dim", "32", "--n-heads", "2", "--n-layers", "1",
              "--vocab-size", "260", "-n", "3", "--repeats", "2", "--budget", "0.5", "--batch", "2",
-             "--no-peers", "--out", str(out)]
+             "--serve", "3", "--no-peers", "--out", str(out)]
     names = ["tiled", "python"] + ["fused", "threads"] * HAS_NATIVE
     assert bench.main(words + [w for name in names for w in ("--rung", name)]) == 0
     return out
@@ -327,9 +350,19 @@ def test_results_json_is_of_its_schema(measured):
     assert (results["ceilings"] is not None) == HAS_NATIVE
 
 
+def test_requests_served_together_and_in_turn_are_in_the_results(measured):
+    found = bench.read_results(measured / "results.json")["serving"]
+    assert found["requests"] == 3 and found["pages_per_token"]["paged"] >= 1
+    for way in ("together", "in_turn"):
+        assert found[way]["ttft_p50_ms"] <= found[way]["ttft_p99_ms"]
+    width, height, pixels = decode_png((measured / "serving.png").read_bytes())
+    assert len(bar_lengths(pixels)) == 8
+
+
 def test_results_md_holds_every_table(measured):
     text = (measured / "results.md").read_text()
-    for title in ("The ladder", "Memory, in MB", "Side by side", "Where the time of decode goes"):
+    for title in ("The ladder", "Memory, in MB", "Side by side", "Requests that come and go",
+                  "Where the time of decode goes"):
         assert f"## {title}" in text
 
 
@@ -402,7 +435,7 @@ def test_units_fit_the_number():
     assert kshipra.count(2.5e9, "B/s") == "2.50 GB/s" and kshipra.count(7, "op") == "7.00 op"
 
 
-# 7. The picture
+# 8. The picture
 
 def decode_png(data):
     """Return (width, height, rows of RGB bytes) of a PNG without filters; check every sum."""
@@ -483,7 +516,7 @@ def test_the_font_has_every_letter_once():
             assert max(ax, bx) < width <= 7 and max(ay, by) < bench.GLYPH_LINES, letter
 
 
-# 8. The command
+# 9. The command
 
 def test_wrong_use_is_refused_in_one_line(capsys, tmp_path):
     for words, message in (
