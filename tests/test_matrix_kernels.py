@@ -191,6 +191,14 @@ def matmul(run, emit, w, rows, chunk_rows):
     return y.read()
 
 
+@functools.lru_cache(maxsize=None)
+def problem(name, n_out, n_in, n_rows, seed, awkward):
+    """Return (weights, rows, their product by the reference), made once for all runs."""
+    w = random_weights(FORMATS[name], (n_out, n_in), seed, awkward)
+    rows = random_rows(n_rows, n_in, seed)
+    return w, rows, flat(kshipra.matmul_tiled(w, rows))
+
+
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("name", QUANTIZED)
 @pytest.mark.parametrize("n_out, n_rows", [(1, 1), (7, 2), (8, 1), (9, 4), (17, 1), (17, 3)])
@@ -199,9 +207,7 @@ def test_matvec_equals_its_reference(run, name, n_out, n_rows):
     n_rows = min(n_rows, kshipra.matvec_rows(format))
     n_in = format.block_len * (2 if format.block_len == 256 else 5)
     for awkward in (False, True):
-        w = random_weights(format, (n_out, n_in), n_out, awkward)
-        rows = random_rows(n_rows, n_in, n_out)
-        wanted = flat(kshipra.matmul_tiled(w, rows))
+        w, rows, wanted = problem(name, n_out, n_in, n_rows, n_out, awkward)
         assert same(matmul(run, kshipra.emit_matvec, w, rows, 8), wanted)
 
 
@@ -212,9 +218,7 @@ def test_matvec_equals_its_reference(run, name, n_out, n_rows):
 def test_matmul_equals_its_reference(run, name, n_out, n_rows, chunk_rows):
     format = FORMATS[name]
     n_in = format.block_len * (1 if format.block_len == 256 else 3)
-    w = random_weights(format, (n_out, n_in), n_rows, awkward=n_rows % 2)
-    rows = random_rows(n_rows, n_in, n_rows)
-    wanted = flat(kshipra.matmul_tiled(w, rows))
+    w, rows, wanted = problem(name, n_out, n_in, n_rows, n_rows, bool(n_rows % 2))
     assert same(matmul(run, kshipra.emit_matmul, w, rows, chunk_rows), wanted)
 
 
