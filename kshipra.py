@@ -2833,9 +2833,9 @@ class Tokenizer:
         if source is None:
             raise KshipraError("the model has no chat template, so it was not trained on "
                                "conversations; give it a text to continue")
-        if source not in self._templates:
-            self._templates[source] = ChatTemplate(source)
-        return self._templates[source]
+        if name not in self._templates:
+            self._templates[name] = ChatTemplate(source)
+        return self._templates[name]
 
     def apply_chat_template(self, messages, add_generation_prompt: bool = True, tools=None,
                             tokenize: bool = True, **variables):
@@ -3042,10 +3042,9 @@ def _phi3_strips(vocabulary):
 
 
 def _chat_templates(metadata):
-    """Return {name: source}; what is no text is left out, and missed when it is wanted."""
     key = "tokenizer.chat_template"
     return {name[len(key) + 1:] or "default": source for name, source in metadata.items()
-            if name == key or name.startswith(key + ".") and isinstance(source, str)}
+            if name == key or name.startswith(key + ".")}
 
 
 def tokenizer_from_gguf(metadata, path=None):

@@ -1369,6 +1369,8 @@ def test_a_model_without_a_template_says_so():
         chat_tokenizer().apply_chat_template([])
     with pytest.raises(KshipraError, match="chat template: 5 is no text"):
         chat_tokenizer(5).apply_chat_template([])
+    with pytest.raises(KshipraError, match="is no text"):
+        chat_tokenizer(["a", "b"]).apply_chat_template([])
 
 
 def test_where_templates_stand(tmp_path):
