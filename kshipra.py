@@ -2556,7 +2556,8 @@ PRE_TOKENIZERS = {pre: patterns for names, patterns in (
 # A word that is a token as a whole is taken whole, and BOS is added unless the file objects.
 WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0",
                "lfm2", "tekken"}
-# These were trained on text in normal form C.  GGUF has no key for it; tokenizer.json says so.
+# These were trained on text in normal form C.  GGUF has no key for it; tokenizer.json says so,
+# and transformers' tokenizers of Qwen2, Cohere and GPT-NeoX, whose own mpt and olmo use.
 NORMAL_FORMS = dict.fromkeys(("qwen2", "qwen35", "deepseek-r1-qwen", "stablelm2", "command-r",
                               "mpt", "olmo"), "NFC")
 # What a tokenizer.json may ask for, in any order, and other ways to write the same.
