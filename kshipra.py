@@ -3222,18 +3222,20 @@ def _vocabulary_of(pairs, types, added, spells_bytes, path):
     pairs: (text, id)   types: {id: type} where it is not normal
     """
     added_pairs = [(a.get("content"), a.get("id")) for a in added]
-    for text, token in (*pairs, *added_pairs):
+    n_tokens, highest = len(pairs) + len(added), -1
+    for text, token in itertools.chain(pairs, added_pairs):
         if type(token) is not int or not isinstance(text, (str, bytes)) or token < 0:
             raise KshipraError(f"vocabulary: token {_quote(text)} has id {_quote(token)}; "
                                "ids are numbers from 0", path)
-    n_tokens, n_vocab = len(pairs) + len(added), 1 + max(
-        [-1, *(token for _, token in (*pairs, *added_pairs))])
-    if n_vocab > 2 * n_tokens:
-        raise KshipraError(f"vocabulary: the highest id is {n_vocab - 1}, but there are only "
+        highest = token if token > highest else highest
+    if highest >= 2 * n_tokens:
+        raise KshipraError(f"vocabulary: the highest id is {highest}, but there are only "
                            f"{n_tokens} tokens", path)
-    texts, kinds = [""] * n_vocab, bytearray([UNUSED]) * n_vocab
+    texts, kinds = [""] * (highest + 1), bytearray([UNUSED]) * (highest + 1)
     for text, token in pairs:
-        texts[token], kinds[token] = text, types.get(token, NORMAL)
+        texts[token], kinds[token] = text, NORMAL
+    for token, kind in types.items():
+        kinds[token] = kind
     for a, (text, token) in zip(added, added_pairs):
         special = a.get("special")
         texts[token] = text.replace(SPACE, " ") if spells_bytes and not special else text
