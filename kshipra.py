@@ -6874,23 +6874,44 @@ class Sampler:
 
         logits: array('f')   past: the tokens so far   n_vocab: ids from here on are padding
         """
+        return self.draw(*self.distribution(logits, past, n_vocab))
+
+    def distribution(self, logits, past, n_vocab=None):
+        """Return (tokens, sums): tokens that may come next, best first; the weight of each, and
+        of those before it, added up.   Parameters as for a call.
+        """
         n_vocab = len(logits) if n_vocab is None else n_vocab
         if self.temperature == 0 and self.repeat_penalty == 1:
             best = getattr(logits, "best", n_vocab)     # machine code has looked already
             if best < n_vocab:
-                return best
+                return [best], [1.0]
         if n_vocab < len(logits):
             logits = logits[:n_vocab]
         if self.repeat_penalty != 1:
             logits = penalize(logits, past[-PENALTY_WINDOW:], self.repeat_penalty)
         if self.temperature == 0:
-            return self.ops.largest(logits, 1)[0]
+            return self.ops.largest(logits, 1), [1.0]
         candidates = self.candidates(logits)
         top = candidates[0][0]
         weights = exp([max(-1e30, (logit - top) / self.temperature) for logit, _ in candidates])
-        reached = list(itertools.accumulate(weights))
-        at = bisect.bisect_right(reached, self.random.random() * reached[-1])
-        return candidates[min(at, len(candidates) - 1)][1]
+        return [token for _, token in candidates], list(itertools.accumulate(weights))
+
+    def draw(self, tokens, sums):
+        """Return one of a distribution's tokens: the first if greedy, or by a random number."""
+        if self.temperature == 0:
+            return tokens[0]
+        at = bisect.bisect_right(sums, self.random.random() * sums[-1])
+        return tokens[min(at, len(tokens) - 1)]
+
+    def twin(self, ops):
+        """Return a sampler that will draw with the same random numbers as this one from here on.
+
+        ops: as in Sampler, for the logits of another model
+        """
+        twin = Sampler(self.temperature, self.top_k, self.top_p, self.min_p, self.repeat_penalty,
+                       ops=ops)
+        twin.random.setstate(self.random.getstate())
+        return twin
 
     def candidates(self, logits):
         """Return the (logit, token) pairs that the filters leave, best first.
@@ -6921,11 +6942,14 @@ class Sampler:
 # the whole text for each token, as the formula of a language model says; the second keeps
 # the cache, and computes each position once.
 #
-#   baseline   N tokens cost 1 + 2 + ... + N rows
-#   cached     N tokens cost N rows
+#   baseline      N tokens cost 1 + 2 + ... + N rows
+#   cached        N tokens cost N rows, in N steps
+#   speculative   the same tokens cost more rows in fewer steps
 #
 # Then tokens become text: pieces are held back while they may still be the beginning of a
 # stop string.
+
+# 8.1 Token by token.
 
 def prefill(engine, seq, tokens, progress=None):
     """Append tokens to a sequence, engine.prefill_rows a step; return the last one's logits.
@@ -6982,6 +7006,317 @@ def cached(engine, prompt, choose, seq, progress=None):
         progress = None
         yield tokens[-1]
 
+
+# 8.2 Speculation.  A step of five rows costs little more than a step of one, since both read
+# every weight once.  So a drafter guesses the next k tokens, by whatever is quicker than the
+# model, and one step computes the logits behind each of them.  The tokens are then chosen one
+# after another, as ever, for as long as the guesses were right:
+#
+#   text        ... on the      guesses   mat and slept
+#   rows of the step            the  mat  and  slept
+#   chosen behind each          mat  and  then   -         three tokens for one step
+#
+# What a row computes does not depend on the other rows of its step, to the bit (chapter 4), so
+# the tokens are those that would have been chosen without a drafter, greedy or sampled: a bad
+# drafter costs time and nothing else.  This is the rejection rule of Leviathan et al. for a
+# drafter that is sure of each guess x: accept it with probability p(x), or else draw from p
+# without x.  To draw from p and look whether it is x does just that, with the same random
+# number that the draw without a drafter takes.
+#
+# Sources: Leviathan et al. (2023), "Fast Inference from Transformers via Speculative Decoding";
+# Chen et al. (2023), "Accelerating Large Language Model Decoding with Speculative Sampling";
+# Saxena (2023), "Prompt Lookup Decoding".
+
+# A drafter has propose(tokens, k) -> at most k tokens that may come next; costs_nothing, whether
+# that takes no time to speak of; and turns, the locks of the engines that it uses.
+
+class PromptLookup:
+    """Guesses that what followed the last few tokens before will follow them again.
+
+    n: how many tokens to look for, as long as there are; then fewer, down to LEAST_MATCH
+    """
+
+    name, costs_nothing, turns = "lookup", True, ()
+    LEAST_MATCH = 2
+
+    def __init__(self, n=3):
+        self.sizes = range(max(n, self.LEAST_MATCH), self.LEAST_MATCH - 1, -1)
+        self.after, self.n_read = {}, 0         # tuple of tokens: where the last such run ended
+
+    def propose(self, tokens, k):
+        for end in range(self.n_read, len(tokens)):     # runs that something follows
+            for n in self.sizes:
+                if n <= end:
+                    self.after[tuple(tokens[end - n:end])] = end
+        self.n_read = len(tokens)
+        at = next((self.after[run] for run in (tuple(tokens[-n:]) for n in self.sizes)
+                   if run in self.after), None)
+        if at is None:
+            return []
+        text, period = tokens[at:at + k], len(tokens) - at
+        while len(text) < k:                    # where it comes to its own end, it goes on
+            text.append(text[-period])
+        return text
+
+
+class NGrams:
+    """Guesses what has most often followed the last tokens in this text, the later one on a tie.
+
+    n: of an n-gram; the longest beginning that was seen counts: n - 1 tokens, then fewer, to one
+    """
+
+    name, costs_nothing, turns = "ngram", True, ()
+
+    def __init__(self, n=3):
+        self.sizes = range(max(n - 1, 1), 0, -1)
+        self.counts, self.n_read = {}, 0        # tuple of tokens: {token: how often it followed}
+        self.best = {}                          # and the most frequent of them
+
+    def propose(self, tokens, k):
+        for end in range(self.n_read, len(tokens)):
+            for n in self.sizes:
+                if n <= end:
+                    run, token = tuple(tokens[end - n:end]), tokens[end]
+                    counts = self.counts.setdefault(run, {})
+                    counts[token] = counts.get(token, 0) + 1
+                    if counts[token] >= counts.get(self.best.get(run), 0):
+                        self.best[run] = token
+        self.n_read = len(tokens)
+        text = list(tokens[-self.sizes.start:])
+        n_known = len(text)
+        while len(text) < n_known + k:
+            token = next((self.best[run] for run in (tuple(text[-n:]) for n in self.sizes)
+                          if run in self.best), None)
+            if token is None:
+                break
+            text.append(token)
+        return text[n_known:]
+
+
+class DraftModel:
+    """Lets a smaller model of the same vocabulary go ahead.
+
+    engine: Engine   seq: a Sequence of it
+    foresee(engine) -> choose(logits, tokens so far), with the random numbers that the draws from
+    the large model will take: where both models are sure, the same number draws the same token
+    """
+
+    name, costs_nothing = "model", False
+    turns = property(lambda self: (self.engine.turn,))
+
+    def __init__(self, engine, seq, foresee):
+        self.engine, self.seq, self.foresee, self.n_read = engine, seq, foresee, 0
+
+    def propose(self, tokens, k):
+        engine, seq = self.engine, self.seq
+        k = min(k, engine.ctx_size - len(tokens) + 1)
+        if k < 1:
+            return []
+        n = min(self.n_read, len(seq.tokens))
+        while n < min(len(seq.tokens), len(tokens)) and seq.tokens[n] == tokens[n]:
+            n += 1
+        seq.truncate(n)                 # guesses that were wrong
+        seq.truncate(seq.common_prefix(tokens))
+        choose, text = self.foresee(engine), list(tokens)
+        logits = prefill(engine, seq, text[len(seq.tokens):])
+        text.append(choose(logits, text))
+        while len(text) < len(tokens) + k:
+            logits = engine.step([(text[-1], len(text) - 1, seq)])[0]
+            text.append(choose(logits, text))
+        self.n_read = len(tokens)
+        return text[len(tokens):]
+
+
+def check_same_vocabulary(tokenizer, draft, path=None):
+    """Refuse a draft model whose tokens are not the same texts, for its guesses would be noise."""
+    n, n_draft = tokenizer.n_used, draft.n_used
+    for token in range(min(n, n_draft)):
+        a, b = tokenizer.vocabulary.text(token), draft.vocabulary.text(token)
+        if a != b:
+            raise KshipraError(f"the draft model has another vocabulary: its token {token} is "
+                               f"{_quote(b)}, and the model's is {_quote(a)}; use a draft of the "
+                               "same family", path)
+    if n != n_draft:
+        raise KshipraError(f"the draft model has a vocabulary of {n_draft} tokens, and the model "
+                           f"one of {n}; use a draft of the same family", path)
+
+
+DRAFT_TOKENS = 15                       # to guess at most, unless something else is said
+SIZES = (0, 1, 3, 7, 15, 31)            # windows: few, since each takes a program (chapter 17)
+MEMORY = 0.9                            # of what was measured, at each new measurement
+GAIN = 1.02                             # that guessing must promise
+FIRST_PAUSE, LONGEST_PAUSE = 8, 128     # steps without a guess, when guessing does not pay
+
+
+class Window:
+    """How many tokens to guess: always `most`, or, if adaptive, as many as pay, up to that.
+
+    They pay if the tokens of a step, over its seconds, are more than without.  Of k guesses, of
+    which each is right with probability a if those before it were, 1 + a + a^2 + ... + a^k tokens
+    come; what a guess takes, and a step of k + 1 rows, is measured as one goes along.  Where no
+    guess pays, none is made for a while, then one is tried again.
+    n_off: steps without a guess for that reason
+    """
+
+    def __init__(self, most=None, adaptive=True):
+        self.most, self.adaptive = most or DRAFT_TOKENS, adaptive
+        self.n_right, self.n_tried = 1.0, 2.0   # of late; at first, what stands for not knowing
+        self.guess_s, self.step_s = 0.0, {}     # for each guess; by number of rows
+        self._seen, self._pause, self._left, self.n_off = set(), FIRST_PAUSE, 0, 0
+
+    def note(self, n_right, n_tried):
+        """Take account of guesses: how many were looked at, and were right."""
+        self.n_right = MEMORY * self.n_right + n_right
+        self.n_tried = MEMORY * self.n_tried + n_tried
+
+    def note_time(self, n_guesses, guess_s, n_rows, step_s):
+        """Take account of seconds, but not of the first step of a size: it writes a program."""
+        if n_guesses:
+            self.guess_s += (guess_s / n_guesses - self.guess_s) / 2
+        if n_rows in self._seen:
+            step_s = min(step_s, n_rows * self.step_s.get(1, math.inf))     # an interruption
+            known = self.step_s.get(n_rows, step_s)
+            self.step_s[n_rows] = known + (1 - MEMORY) * (step_s - known)
+        self._seen.add(n_rows)
+
+    def seconds(self, n_rows):
+        """Return what a step of n_rows takes; if not known, hopefully, less than it seems."""
+        if n_rows in self.step_s:
+            return self.step_s[n_rows]
+        less, more = ([1] + sorted(n for n in self.step_s if n < n_rows))[-2:]
+        slope = (self.step_s[more] - self.step_s[less]) / max(1, more - less)
+        return self.step_s[more] + (n_rows - more) * slope / 2
+
+    def fit(self, n):
+        """Return how many of n guesses to use."""
+        return max(k for k in SIZES if k <= n) if self.adaptive else n
+
+    def choose(self):
+        """Return how many tokens to guess now."""
+        if not self.adaptive:
+            return self.most
+        if 1 not in self.step_s:
+            return 0                    # a step of one row is what all is measured against
+        right = self.n_right / self.n_tried
+        best, best_rate = 0, GAIN / self.step_s[1]
+        for k in SIZES[1:]:
+            if k > self.most:
+                break
+            n_tokens = math.fsum(right ** i for i in range(k + 1))
+            rate = n_tokens / (self.seconds(k + 1) + k * self.guess_s)
+            if rate > best_rate:
+                best, best_rate = k, rate
+            if k + 1 not in self.step_s:
+                break                   # one new size at a time
+        if best:
+            self._pause, self._left = FIRST_PAUSE, 0
+            return best
+        if self._left:
+            self._left -= 1
+            self.n_off += 1
+            return 0
+        self._left, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        return 1
+
+
+class Speculation:
+    """The guesses of one generation: who makes them, how many, and what became of them.
+
+    drafter: as above   window: Window
+    n_steps: steps that chose tokens   n_drafted, n_accepted: guesses, and those that were right
+    n_tokens: chosen in all
+    """
+
+    def __init__(self, drafter, window):
+        self.drafter, self.window = drafter, window
+        self.n_steps = self.n_drafted = self.n_accepted = self.n_tokens = 0
+
+    @property
+    def accept_rate(self):
+        """Return the share of the guesses that were right, None if there were none."""
+        return self.n_accepted / self.n_drafted if self.n_drafted else None
+
+    def __str__(self):
+        if not self.n_drafted:
+            return f"{self.drafter.name}: no guesses in {self.n_steps} steps"
+        n_off = self.window.n_off
+        off = f"; did not pay, so was off, in {n_off} of them" if n_off else ""
+        return (f"{self.drafter.name}: {self.n_accepted} of {self.n_drafted} guesses right "
+                f"({self.accept_rate:.0%}), {self.n_tokens} tokens in {self.n_steps} steps{off}")
+
+    def draft(self, engine, seq, tokens):
+        """Return (guesses, how many of them go into the step), no more than there is room for."""
+        k = self.window.choose()
+        most = min(k, engine.ctx_size - len(tokens))
+        while most > 0 and seq.n_new_pages(len(tokens) + most) > seq.pool.n_available:
+            most -= 1
+        if most < 1 and not (k == 0 and self.drafter.costs_nothing):
+            return [], 0
+        guesses = []
+        for token in itertools.islice(self.drafter.propose(tokens, max(most, 1)), max(most, 1)):
+            if not 0 <= token < engine.hparams.n_vocab:
+                break
+            guesses.append(token)
+        return guesses, self.window.fit(min(most, len(guesses)))
+
+    def round(self, engine, seq, tokens, choose):
+        """Return the tokens that come next, at least one, for one step.
+
+        seq: holds all of tokens but the last
+        """
+        begun = time.perf_counter()
+        guesses, n = self.draft(engine, seq, tokens)
+        drafted = time.perf_counter()
+        start = len(tokens) - 1
+        rows = [(token, start + i, seq) for i, token in enumerate(tokens[-1:] + guesses[:n])]
+        try:
+            logits = engine.step(rows)
+        except KshipraError:            # a wrong guess may lead to what is not finite
+            if not n:
+                raise
+            n = 0
+            logits = engine.step(rows[:1])
+        self.window.note_time(n, drafted - begun, len(rows), time.perf_counter() - drafted)
+        new = []
+        for row, guess in itertools.zip_longest(logits, guesses[:n]):
+            new.append(choose(row, tokens + new))
+            if new[-1] != guess:
+                break
+        if guesses:                     # those not computed are tried against the one token
+            n_right = len(new) - 1 if n else int(new[0] == guesses[0])
+            self.window.note(n_right, min(n_right + 1, max(n, 1)))
+        seq.truncate(start + len(new))
+        self.n_steps += 1
+        self.n_drafted += n
+        self.n_accepted += len(new) - 1
+        self.n_tokens += len(new)
+        return new
+
+
+def speculative(engine, prompt, choose, seq, progress=None, *, speculation):
+    """Yield the tokens of `cached`, some of them for a share of a step only.
+
+    speculation: Speculation
+    """
+    tokens = list(prompt)
+    while True:
+        with contextlib.ExitStack() as turns:
+            locks = engine.turn, *speculation.drafter.turns
+            for lock in sorted(locks, key=id):      # in one order, or two might wait for ever
+                turns.enter_context(lock)
+            seq.truncate(seq.common_prefix(tokens))
+            if len(seq.tokens) < len(tokens) - 1:
+                logits = prefill(engine, seq, tokens[len(seq.tokens):], progress)
+                new = [choose(logits, tokens)]
+            else:
+                new = speculation.round(engine, seq, tokens, choose)
+        progress = None
+        for token in new:
+            tokens.append(token)
+            yield token
+
+
+# 8.4 From tokens to text.
 
 class StopStrings:
     """Passes text on, but not the stop strings, nor what may become one.
@@ -7053,10 +7388,12 @@ class Generation:
 
     prompt_ids: the prompt's tokens   ids, text, finish_reason: as in Transcript
     ttft_s, decode_s: seconds to the first token, and from there to the last one
+    speculation: Speculation, what became of guesses; None if there are none
     """
 
-    def __init__(self, tokens, prompt_ids, transcript):
+    def __init__(self, tokens, prompt_ids, transcript, speculation=None):
         self.prompt_ids, self.transcript = prompt_ids, transcript
+        self.speculation = speculation
         self.ttft_s = self.decode_s = 0.0
         self._steps, self._closed, self._turn = self._run(tokens), False, threading.RLock()
 
@@ -14189,6 +14526,7 @@ DEVICES = ("auto", "native", "python")
 MAX_TOKENS = 256                        # to generate, unless something else is said
 SMALL_BYTES = 8 << 20                   # weights that one core reads sooner than two agree
 STRATEGIES = {"cached": cached, "baseline": baseline}
+DRAFTS = ("ngram", "lookup", "model")
 
 
 class Model(Engine):
@@ -14205,10 +14543,8 @@ class Model(Engine):
             warn(f"ctx_size is {self.ctx_size}, more than the {self.hparams.n_ctx} positions that "
                  "the model was trained for; what it says beyond them may make no sense")
         self.session = Sequence(self.cache)     # the last text, so that a longer one reuses it
-
-    def close(self) -> None:
-        super().close()
-        self.tokenizer = self.hparams = None    # the vocabulary lies in the file
+        self._drafts = weakref.WeakSet()        # models that have the same vocabulary
+        self._own_draft = None                  # the small model in this file, once asked for
 
     def logits(self, ids) -> list:
         """Return the logits after each of ids: list of array('f') (n_vocab,), one a position.
@@ -14256,7 +14592,9 @@ class Model(Engine):
 
     def generate(self, prompt, max_tokens: "int | None" = MAX_TOKENS, stop=None,
                  ignore_eos: bool = False, strategy: str = "cached", progress=None,
-                 session: "Sequence | None" = None, **sampling) -> Generation:
+                 session: "Sequence | None" = None, draft: "str | Model | None" = None,
+                 speculate: "int | None" = None, adaptive_k: bool = False, ngram_n: int = 3,
+                 lookup_n: int = 3, **sampling) -> Generation:
         """Return a Generation: an iterator of text pieces.
 
         prompt: str, or token ids   max_tokens: None for as many as the context holds
@@ -14264,11 +14602,47 @@ class Model(Engine):
         strategy: "cached" or "baseline", as in chapter 8
         progress(done, total): called while the prompt is read
         session: of fork; what it has of the prompt is not read again; None: that of the last text
+        draft: who guesses tokens ahead, which changes no token (8.2): "lookup", "ngram", "model"
+        for the small model in this file, a Model, or None   speculate: how many it guesses; None:
+        as many as pay   adaptive_k: as many as pay, but `speculate` at most   ngram_n, lookup_n:
+        how many tokens "ngram" and "lookup" look at
         sampling: the parameters of Sampler
         """
-        ids = self.prompt_ids(prompt)
-        tokens, limit = self._tokens(ids, max_tokens, strategy, progress, session, sampling)
-        return Generation(tokens, ids, self._transcript(limit, stop, ignore_eos))
+        ids, sampler = self.prompt_ids(prompt), Sampler(ops=self, **sampling)
+        self.check_prompt(ids)
+        check_choice("strategy", strategy, STRATEGIES)
+        run, speculation = STRATEGIES[strategy], None
+        if draft is not None:
+            if run is not cached:
+                raise KshipraError(f"strategy {strategy!r} takes no draft; leave one of them out")
+            drafter = self._drafter(draft, sampler, check_whole("ngram_n", ngram_n, 2),
+                                    check_whole("lookup_n", lookup_n, 1))
+            most = None if speculate is None else check_whole("speculate", speculate, 1)
+            speculation = Speculation(drafter, Window(most, adaptive_k or most is None))
+            run = functools.partial(speculative, speculation=speculation)
+        # The last token needs no place in the cache.
+        limit = self.check_limit(max_tokens, self.ctx_size - len(ids) + 1)
+        tokens = run(self, ids, self._chooser(sampler), session or self.session, progress)
+        return Generation(tokens, ids, self._transcript(limit, stop, ignore_eos), speculation)
+
+    def _drafter(self, draft, sampler, ngram_n, lookup_n):
+        """Return the drafter that `draft` means; sampler: what draws this model's tokens."""
+        if hasattr(draft, "propose"):
+            return draft
+        if isinstance(draft, Engine):
+            if draft is self:
+                raise KshipraError("a model is its own draft; use a smaller one")
+            if draft not in self._drafts:
+                check_same_vocabulary(self.tokenizer, draft.tokenizer, draft.checkpoint.path)
+                self._drafts.add(draft)
+            return DraftModel(draft, draft.session,
+                              lambda engine: self._chooser(sampler.twin(engine)))
+        check_choice("draft", draft, DRAFTS)
+        if draft == "model":
+            if self._own_draft is None:
+                self._own_draft = load_draft(self.ops.name)
+            return self._drafter(self._own_draft, sampler, ngram_n, lookup_n)
+        return NGrams(ngram_n) if draft == "ngram" else PromptLookup(lookup_n)
 
     def _transcript(self, limit, stop, ignore_eos):
         if isinstance(stop, bytes) or not hasattr(stop or (), "__iter__"):
@@ -14285,17 +14659,7 @@ class Model(Engine):
         """Iterate over token ids, the end token included; parameters as for generate."""
         return self.generate(prompt, max_tokens, **options).tokens()
 
-    def _tokens(self, ids, max_tokens, strategy, progress, session, sampling):
-        """Return (endless token generator, how many tokens to take from it)."""
-        self.check_prompt(ids)
-        check_choice("strategy", strategy, STRATEGIES)
-        # The last token needs no place in the cache.
-        limit = self.check_limit(max_tokens, self.ctx_size - len(ids) + 1)
-        return STRATEGIES[strategy](self, ids, self._chooser(sampling), session or self.session,
-                                    progress), limit
-
-    def _chooser(self, sampling):
-        sampler = Sampler(ops=self, **sampling)
+    def _chooser(self, sampler):
         n_vocab = min(self.tokenizer.n_used, self.hparams.n_vocab)
         return lambda logits, past: sampler(logits, past, n_vocab)
 
@@ -14317,10 +14681,12 @@ class Model(Engine):
         super().after_fork()
         self._scheduler = None          # it and its requests are the parent's
 
-    def close(self):
-        if self._scheduler is not None:
-            self._scheduler.close()
+    def close(self) -> None:
+        for held in (self._scheduler, self._own_draft):
+            if held is not None:
+                held.close()
         super().close()
+        self.tokenizer = self.hparams = None    # the vocabulary lies in the file
 
     def _request(self, ids, max_tokens=MAX_TOKENS, stop=(), ignore_eos=False, **sampling):
         """Return the Request for a prompt's ids; parameters as for generate."""
@@ -14331,8 +14697,8 @@ class Model(Engine):
             raise KshipraError(f"the prompt has {len(ids)} tokens but the shared pages hold "
                                f"{most}; load the model with a larger cache_tokens")
         limit = self.check_limit(max_tokens, most - len(ids) + 1)
-        return Request(ids, self._chooser(sampling), self._transcript(limit, stop, ignore_eos),
-                       Sequence(pool))
+        return Request(ids, self._chooser(Sampler(ops=self, **sampling)),
+                       self._transcript(limit, stop, ignore_eos), Sequence(pool))
 
     def generate_batch(self, prompts, n: int = 1, seed: "int | None" = None,
                        **options) -> "list[Generation]":
@@ -14487,6 +14853,12 @@ def load(path: "str | os.PathLike | None" = None, device: str = "auto",
     ops = choose_backend(device, threads, weight_bytes)
     return Model(checkpoint, tokenizer_of(checkpoint), ops, ctx_size=ctx_size, kv_type=kv_type,
                  page_size=page_size, cache_tokens=cache_tokens)
+
+
+def load_draft(device) -> Model:
+    """Load the small model in this file that goes ahead of the other one."""
+    checkpoint = GGUF("the draft model in kshipra.py", data=unpack_model(DRAFT_MODEL))
+    return Model(checkpoint, tokenizer_of(checkpoint), choose_backend(device, 1, 0))
 
 
 def free_memory_bytes():
