@@ -10927,9 +10927,13 @@ def book_table(format):
 
 @functools.lru_cache(maxsize=None)
 def grid_table(format):
-    """Return the patterns of a grid, each code plus kept_bias; kept: kernels know its address."""
-    return array("b", [code + kept_bias(format) for pattern in format.codes.patterns()
-                       for code in array("b", pattern)])
+    """Return the patterns of a grid, each code plus kept_bias, between 8 bytes before and behind.
+
+    Kernels know its address, so it is kept.
+    """
+    codes = array("b", b"".join(format.codes.patterns()))
+    margin = array("b", bytes(8))
+    return margin + array("b", [code + kept_bias(format) for code in codes]) + margin
 
 
 class StretchWords:
@@ -10975,7 +10979,7 @@ def emit_grid_codes(k, format, block, out):
     n_patterns, words_each = 32 // field.length, field.length // 4
     indexes = [_stretch_parts(format, field.index, n_patterns, j) for j in range(n_patterns)]
     signs = [_stretch_parts(format, field.signs, 4, j) for j in range(4)] if field.signs else []
-    table, n = k.imm(grid_table(format).buffer_info()[0]), format.block_len // 32
+    table, n = k.imm(grid_table(format).buffer_info()[0] + 8), format.block_len // 32
     with k.loop(n) as left:
         words = StretchWords(k, block, n, left)
         for j, parts in enumerate(indexes):
@@ -10989,7 +10993,7 @@ def emit_grid_codes(k, format, block, out):
                         minus = emit_sign_bytes(k, field, signs[eight], words)
                     ones = k.min_u8(k.and_(minus, k.const_i8x32(EIGHT_BITS[half // 4])),
                                     k.const_i8x32(1)).i32
-                    v = k.xor(v, ones * k.const_i32x8(2 * bias - 1)) + ones
+                    v = k.xor(v, (ones << bias.bit_length()) - ones) + ones
                 out.codes(i + 4 * h, v)
         out.finish()
 
@@ -10998,18 +11002,29 @@ EIGHT_BITS = [1, 2, 4, 8] * 8, [16, 32, 64, 128] * 8    # of the first and the s
 
 
 def emit_lookup(k, table, index, n_words, spare, disp):
-    """Return n_words vectors: for each lane the word at table + index, and those after it.
+    """Return n_words vectors: for each lane the word at table + index, and the one after it.
 
     table: register   index: i32x8, bytes   spare, disp: where 32 bytes may be written
+    Two words are read at once, into either end of 16 bytes; beside them comes what is not used.
     """
     k.store_i32x8(spare, index, disp)
-    out = [None] * n_words
-    for lane in range(8):
-        at = table + k.load_i32(spare, disp + 4 * lane)
-        for h in range(n_words):
-            v = k.broadcast_i32x8(at, 4 * h)
-            out[h] = k.blend_i32(out[h], v, 1 << lane) if lane else v
-    return out
+
+    def pointer(lane):
+        return table + k.load_i32(spare, disp + 4 * lane)
+
+    if n_words == 1:
+        v = k.broadcast_i32x8(pointer(0))
+        for lane in range(1, 8):
+            v = k.blend_i32(v, k.broadcast_i32x8(pointer(lane)), 1 << lane)
+        return [v]
+    pairs = []
+    for lane in (0, 2):                 # 0 1 | 4 5 and 2 3 | 6 7
+        v = k.broadcast_i8x16(pointer(lane))
+        for more, back, bits in ((1, -8, 0x0C), (4, 0, 0x30), (5, -8, 0xC0)):
+            v = k.blend_i32(v, k.broadcast_i8x16(pointer(lane + more), back).i32, bits)
+        pairs.append(v)
+    even, odd = k.unpack_lo_i32(*pairs), k.unpack_hi_i32(*pairs)
+    return [k.unpack_lo_i32(even, odd), k.unpack_hi_i32(even, odd)]
 
 
 def emit_sign_bytes(k, field, parts, words):
