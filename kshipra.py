@@ -1976,6 +1976,8 @@ class HFDirectory:
             found = {"quant_method": "gptq"}            # before config.json had a word for it
         if found is not None:
             method = found.get("quant_method") if isinstance(found, dict) else found
+            if method == "mxfp4":       # a format of our own, only laid out otherwise
+                return
             raise KshipraError(f"quantization_config.quant_method is {_quote(method)}, which is "
                                "not supported; take the model unquantized, or as GGUF", self.path)
 
@@ -4562,6 +4564,47 @@ def gelu_of(x):
     return array("f", map(operator.truediv, x, e))
 
 
+ROOT_HALF = f32(math.sqrt(0.5))
+# ln(erfc(z) / t) + z^2 as a polynomial in t = 1 / (1 + z/2), the highest power first: it is
+# nearly straight.  Interpolated at Chebyshev's nodes; error below 2e-7 for every z >= 0.
+ERFC_POLY = array("f", (0.17087278, -0.82215226, 1.4885159, -1.135204, 0.27886808,
+                        -0.18628806, 0.09678419, 0.37409195, 1.0000237, -1.2655122))
+
+
+def gelu_erf_of(x):
+    """Return GELU itself: x times the share of a normal distribution that lies below x.
+
+    That share is erfc(-x / sqrt 2) / 2.  With z = |x| / sqrt 2 the tail e = erfc(z) / 2 is
+    t/2 exp(poly(t) - z^2); below zero it is the share, above 1 - e is.
+    """
+    z = f32_scale([abs(v) for v in x], ROOT_HALF)
+    t = array("f", [v + 1.0 for v in f32_scale(z, 0.5)])
+    t = array("f", [1.0 / v for v in t])
+    p = array("f", [ERFC_POLY[0]]) * len(t)
+    for c in ERFC_POLY[1:]:
+        p = array("f", [v + c for v in f32_mul(p, t)])
+    e = f32_mul(f32_scale(t, 0.5), exp(f32_sub(p, f32_mul(z, z))))
+    share = array("f", [tail if v < 0 else 1.0 - tail for v, tail in zip(x, e)])
+    return f32_mul(x, share)
+
+
+SWIGLU_LIMIT, SWIGLU_SLOPE = 7.0, f32(-1.702)
+
+
+def swiglu_clamped_of(gate, up):
+    """Return gate / (1 + exp(-1.702 gate)) * (up + 1), gate at most 7, up between -7 and 7.
+
+    Raises KshipraError for what is not finite, which the limits would hide.
+    Source: gpt-oss, model.py, swiglu.
+    """
+    check_finite(gate)
+    check_finite(up)
+    gate = array("f", [min(v, SWIGLU_LIMIT) for v in gate])
+    up = array("f", [min(max(v, -SWIGLU_LIMIT), SWIGLU_LIMIT) + 1.0 for v in up])
+    e = array("f", [v + 1.0 for v in exp(f32_scale(gate, SWIGLU_SLOPE))])
+    return f32_mul(array("f", map(operator.truediv, gate, e)), up)
+
+
 # 4.2 Matrix times vector.  A quantized weight is an int8 code times a scale (chapter 1), so
 # activations become int8 too, 32 at a time, and the inner product is one of integers, which
 # is exact whatever its order.  Only the few float operations per block round:
@@ -5001,8 +5044,21 @@ class Reference(Backend):
         scaled, n = [f32_scale(row, c) for row, c in zip(x, route.weights)], route.n_used
         return [functools.reduce(f32_add, scaled[i:i + n]) for i in range(0, len(scaled), n)]
 
-    def add(self, x, y):
-        """Return x + y; y may be one row, added to each.   (R, n) + (R, n) or (n,) -> (R, n)"""
+    def gate(self, x, g):
+        """Return each row of x times the sigmoid of its g.   x: (R, n)   g: (R, 1)   -> (R, n)"""
+        out = []
+        for row, (v,) in zip(x, g):
+            weight = f32(1.0 / f32(exp([-v])[0] + 1.0))
+            out.append(f32_scale(row, weight))
+        return out
+
+    def add(self, x, y, route=None):
+        """Return x + y; y may be one row, added to each.   (R, n) + (R, n) or (n,) -> (R, n)
+
+        With a route x has a row for every pick, and y, a Tensor, one for every expert.
+        """
+        if route is not None:
+            y = [y[expert].floats() for expert in route.experts]
         if isinstance(y, array):
             return [f32_add(row, y) for row in x]
         return [f32_add(a, b) for a, b in zip(x, y)]
@@ -5076,6 +5132,14 @@ class Reference(Backend):
     def gelu(self, x):
         """Return GELU in its tanh form.   (R, n) -> (R, n)"""
         return [gelu_of(row) for row in x]
+
+    def gelu_erf(self, x):
+        """Return GELU itself.   (R, n) -> (R, n)"""
+        return [gelu_erf_of(row) for row in x]
+
+    def swiglu_clamped(self, gate, up):
+        """Return what gpt-oss makes of gate and up.   (R, n), (R, n) -> (R, n)"""
+        return [swiglu_clamped_of(a, b) for a, b in zip(gate, up)]
 
     def attention(self, q, k, v, batch, layer, spec):
         """Store k and v in the cache, then return what each row's heads attend to.
@@ -5566,7 +5630,7 @@ class Arch(NamedTuple):
     act: str = "silu"
     rope: str = "half"
     qk_norm: str = "head"
-    parallel: bool = False              # both halves of a layer read the same x
+    parallel: object = None             # both halves of a layer read the same x; None: never
     window_every: int = 0
     no_rope_every: int = 0
     window_unused: bool = False         # its files name a window that they do not use
@@ -5576,6 +5640,7 @@ class Arch(NamedTuple):
     partial: bool = False
     defaults: dict = {}
     gguf_defaults: dict = {}
+    rules: dict = {}                    # hyperparameter: function of hp, ahead of config.json
     must: dict = {}
     gguf_names: dict = {}
     hf_names: dict = {}
@@ -5621,6 +5686,7 @@ EXPERT_TENSORS = re.compile(
 UNUSED_TENSORS = re.compile(    # stored by some exporters, and computed here instead
     r".*\.rotary_emb\.inv_freq|(.+\.)?(attn|attention)\.(masked_)?bias")
 
+SCALES = "embed_scale", "residual_scale", "attn_scale", "logit_scale"
 NORMS = "attn_norm ffn_norm post_attn_norm post_ffn_norm q_norm k_norm out_norm".split()
 LLAMA = Arch("attn_norm wq?b wk?b wv?b wo?b ffn_norm w_gate?b w_up?b w_down?b",
              outer="embed out_norm ?lm_head ?rope_freqs", rope="interleaved")
@@ -5672,29 +5738,103 @@ ARCHITECTURES = {
                   "w_up_experts": "block_sparse_moe.experts.{}.w3",
                   "w_down_experts": "block_sparse_moe.experts.{}.w2"}),
     # All that can be met normalize; but the default of Qwen 3's config.json is not to.
+    "phi2": Arch(
+        "attn_norm+b wqkv+b wo+b w_up+b w_down+b", outer="embed out_norm+b lm_head+b",
+        norm="layer", act="gelu", parallel=True, partial=True, defaults={"rope_part": 0.5},
+        hf_names={"out_norm": "model.final_layernorm", "wo": "self_attn.dense",
+                  "w_up": "mlp.fc1", "w_down": "mlp.fc2"}),
+    "phi3": LLAMA._replace(
+        slots="attn_norm wqkv?b wo?b ffn_norm w_gate_up w_down", rope="half", partial=True,
+        outer="embed out_norm ?lm_head ?rope_long ?rope_short",
+        gguf_names={"w_gate_up": "ffn_up"}),
+    "gptneox": Arch(
+        "attn_norm+b wqkv?b wo?b ffn_norm+b w_up+b w_down+b", outer="embed out_norm+b lm_head",
+        norm="layer", act="gelu_erf", parallel=True, partial=True, defaults={"rope_part": 0.25},
+        hf_names={"layers": "gpt_neox.layers.{}.", "embed": "gpt_neox.embed_in",
+                  "out_norm": "gpt_neox.final_layer_norm", "lm_head": "embed_out",
+                  "wqkv": "attention.query_key_value", "wo": "attention.dense",
+                  "w_up": "mlp.dense_h_to_4h", "w_down": "mlp.dense_4h_to_h"},
+        stored={"wqkv": "by_head"}),
+    "falcon": Arch(
+        "attn_norm+b wqkv?b wo?b ?ffn_norm+b w_up?b w_down?b", outer="embed out_norm+b ?lm_head",
+        norm="layer", act="gelu_erf", parallel=True,
+        defaults={"tied": True, "ffn": lambda hp: 4 * hp.hidden},
+        rules={"n_kv_heads": lambda hp: 1 if hp.at("multi_query") is not False
+               and not hp.at("new_decoder_architecture") else None},
+        must={"parallel_attn": True},
+        # the larger ones have a norm for each half, called otherwise
+        gguf_names={"attn_norm": ("attn_norm_2", "attn_norm"), "ffn_norm": "attn_norm"},
+        hf_names={"layers": "transformer.h.{}.", "embed": "transformer.word_embeddings",
+                  "out_norm": "transformer.ln_f", "attn_norm": ("ln_attn", "input_layernorm"),
+                  "ffn_norm": "ln_mlp", "wqkv": "self_attention.query_key_value",
+                  "wo": "self_attention.dense", "w_up": "mlp.dense_h_to_4h",
+                  "w_down": "mlp.dense_4h_to_h"},
+        stored={"wqkv": "by_head"}),
+    "starcoder2": Arch(
+        "attn_norm+b wq?b wk?b wv?b wo?b ffn_norm+b w_up?b w_down?b",
+        outer="embed out_norm+b ?lm_head", norm="layer", act="gelu", defaults={"tied": True},
+        hf_names={"w_up": "mlp.c_fc", "w_down": "mlp.c_proj"}),
+    "stablelm": Arch(
+        "attn_norm+b wq?b wk?b wv?b wo ?ffn_norm+b w_gate w_up w_down",
+        outer="embed out_norm+b ?lm_head", norm="layer", parallel=False, partial=True,
+        defaults={"rope_part": 0.25}),
+    "olmo2": LLAMA._replace(
+        slots="wq wk wv wo q_norm k_norm post_attn_norm w_gate w_up w_down post_ffn_norm",
+        rope="half", qk_norm="all", hf_names=POST_NORMS),
+    "granite": LLAMA._replace(scales=SCALES, defaults={"attn_scale": 1.0}),
+    "smollm3": LLAMA._replace(no_rope_every=4, window_unused=True,
+                              defaults={"tied": True, "rope_base": 2e6}),
+    "qwen2moe": LLAMA._replace(
+        slots="attn_norm wq+b wk+b wv+b wo ffn_norm router w_gate_experts w_up_experts "
+              "w_down_experts shared_gate w_gate_shared w_up_shared w_down_shared",
+        rope="half", experts=True, window_unused=True,
+        gguf_defaults={"normalize": False, "shared_ffn": lambda hp: hp.ffn},
+        must={"decoder_sparse_step": 1, "mlp_only_layers": []}),
+    "gpt-oss": Arch(
+        "attn_norm wq+b wk+b wv+b wo+b sinks ffn_norm router+b w_gate_up_experts+b "
+        "w_down_experts+b",
+        act="swiglu_clamped", window_every=2, experts=True,
+        defaults={"rope_base": 150000.0, "window": 128, "expert_ffn": lambda hp: hp.ffn,
+                  "normalize": True, "scaling": {
+                      "rope_type": "yarn", "factor": 32.0, "truncate": False,
+                      "original_max_position_embeddings": 4096}},
+        must={"swiglu_limit": SWIGLU_LIMIT, "swiglu_alpha": 1.702},
+        gguf_names={"ffn_norm": "post_attention_norm"},
+        hf_names={"router": "mlp.router", "w_gate_up_experts": "mlp.experts.gate_up_proj!",
+                  "w_gate_up_experts_b": "mlp.experts.gate_up_proj_bias!",
+                  "w_down_experts": "mlp.experts.down_proj!",
+                  "w_down_experts_b": "mlp.experts.down_proj_bias!"},
+        stored={"w_gate_up_experts": "transposed alternating", "w_down_experts": "transposed"}),
     "qwen3moe": LLAMA._replace(
         slots=EXPERT_SLOTS + " q_norm k_norm", rope="half", experts=True,
         window_unused=True,
         must={"decoder_sparse_step": 1, "mlp_only_layers": []}),
 }
-HF_MODEL_TYPES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
+HF_MODEL_TYPES = {"gemma3_text": "gemma3", "gpt_neox": "gptneox", "gpt_oss": "gpt-oss",
+                  "phi": "phi2", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 
 KEYS = {    # hyperparameter: its key in GGUF, and its keys in config.json
     "n_layers":     ("block_count", ("num_hidden_layers", "n_layer")),
     "hidden":       ("embedding_length", ("hidden_size", "n_embd")),
-    "ffn":          ("feed_forward_length", ("intermediate_size", "n_inner")),
+    "ffn":          ("feed_forward_length", ("intermediate_size", "n_inner",
+                                             "ffn_hidden_size")),
     "n_heads":      ("attention.head_count", ("num_attention_heads", "n_head")),
-    "n_kv_heads":   ("attention.head_count_kv", ("num_key_value_heads",)),
+    "n_kv_heads":   ("attention.head_count_kv", ("num_key_value_heads", "num_kv_heads")),
     "head_dim":     ("attention.key_length", ("head_dim",)),
     "value_dim":    ("attention.value_length", ()),
     "n_ctx":        ("context_length", ("max_position_embeddings", "n_positions", "n_ctx")),
     "n_vocab":      ("vocab_size", ("vocab_size",)),
     "tied":         (None, ("tie_word_embeddings",)),
     "rms_eps":      ("attention.layer_norm_rms_epsilon", ("rms_norm_eps",)),
-    "layer_eps":    ("attention.layer_norm_epsilon", ("layer_norm_epsilon",)),
+    "layer_eps":    ("attention.layer_norm_epsilon", ("layer_norm_epsilon", "layer_norm_eps",
+                                                    "norm_epsilon")),
     "n_rot":        ("rope.dimension_count", ()),
-    "rope_part":    (None, ("partial_rotary_factor",)),
-    "rope_base":    ("rope.freq_base", ("rope_theta",)),
+    "rope_part":    (None, ("partial_rotary_factor", "rotary_pct")),
+    "rope_base":    ("rope.freq_base", ("rope_theta", "rotary_emb_base")),
+    "original_ctx": ("rope.scaling.original_context_length",
+                     ("original_max_position_embeddings",)),
+    "no_rope_every": (None, ("no_rope_layer_interval",)),
+    "parallel":     ("use_parallel_residual", ("use_parallel_residual",)),
     "local_base":   ("rope.freq_base_swa", ("rope_local_base_freq",)),
     "window":       ("attention.sliding_window", ("sliding_window",)),
     "pattern":      ("attention.sliding_window_pattern", ("sliding_window_pattern",
@@ -5709,9 +5849,9 @@ KEYS = {    # hyperparameter: its key in GGUF, and its keys in config.json
     "n_experts":    ("expert_count", ("num_local_experts", "num_experts")),
     "n_used":       ("expert_used_count", ("num_experts_per_tok",)),
     "expert_ffn":   ("expert_feed_forward_length", ("moe_intermediate_size",)),
+    "shared_ffn":   ("expert_shared_feed_forward_length", ("shared_expert_intermediate_size",)),
     "normalize":    ("expert_weights_norm", ("norm_topk_prob",)),
 }
-SCALES = ("embed_scale", "residual_scale", "attn_scale", "logit_scale")
 NULL_MEANS = {"window": 0, "attn_cap": 0.0, "final_cap": 0.0}   # null in config.json, not absent
 DEFAULTS = {"rope_base": 10000.0, "local_base": 10000.0, "window": 0, "attn_cap": 0.0,
             "final_cap": 0.0, "rope_part": 1.0, "n_experts": 0, "tied": False}
@@ -5738,12 +5878,13 @@ HARMLESS_GGUF = set(
     "attention.layer_norm_epsilon attention.layer_norm_rms_epsilon rope.dimension_count "
     "rope.freq_base rope.scaling.finetuned tensor_data_layout".split())
 HARMLESS_CONFIG = set(
-    "_name_or_path architectures attention_bias attention_dropout attn_pdrop auto_map "
+    "_name_or_path architectures attention_bias attention_dropout attn_pdrop auto_map bias "
     "bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout "
     "decoder_start_token_id dtype embd_pdrop embedding_dropout eos_token_id ffn_dropout "
     "finetuning_task gradient_checkpointing "
     "hidden_dropout hidden_dropout_prob id2label initializer_range is_decoder is_encoder_decoder "
-    "label2id max_length max_window_layers mlp_bias model_type n_ctx num_labels output_attentions "
+    "label2id max_length max_window_layers mlp_bias model_type n_ctx num_labels "
+    "num_ln_in_parallel_attn output_attentions "
     "output_hidden_states output_router_logits pad_token_id pretraining_tp problem_type "
     "quantization_config reorder_and_upcast_attn resid_pdrop residual_dropout return_dict "
     "rope_interleaved rotary_dim router_aux_loss_coef router_jitter_noise sep_token_id "
@@ -5842,6 +5983,12 @@ class Hparams:
                       f"keys and values must be equally wide, here {self.head_dim}")
         self.ffn = self.integer("ffn")
         self.n_ctx = self.integer("n_ctx")
+        # Beyond this many positions Phi 3 turns by other frequencies, whatever the text's length;
+        # so such a context is made only if it is asked for.
+        self.short_ctx = self.n_ctx
+        if "rope_long" in self.arch.outer:
+            self.short_ctx = min(self.n_ctx, self.integer("original_ctx", self.n_ctx))
+        self.ctx_size = self.check_ctx(None)
 
     def _read_experts(self):
         """Set n_used, normalize, and expert_ffn and shared_ffn, what ffn is in an expert."""
@@ -5859,7 +6006,7 @@ class Hparams:
             self.fail("n_used", self.n_used, f"of {self.n_experts} experts a row can use 1 to "
                       f"{most}")
         self.expert_ffn = self.integer("expert_ffn")
-        self.shared_ffn = self.expert_ffn
+        self.shared_ffn = self.integer("shared_ffn") if "_shared" in self.arch.slots else 0
         self.normalize = self.flag("normalize")
 
     def _read_numbers(self):
@@ -5873,7 +6020,7 @@ class Hparams:
         self.attn_scale = f32(1 / math.sqrt(self._query_scalar()))
         self.residual_scale = self.logit_scale = 1.0
         for name in SCALES:
-            value = self.get(name)
+            value = self.get(name, self.default(name))
             if value is None or (self.is_gguf and value == 0):
                 continue
             if name not in self.arch.scales and not (self.is_gguf and name == "attn_scale"):
@@ -5884,7 +6031,9 @@ class Hparams:
             else:                       # logits alone are divided
                 value = 1 / self.number(name) if name == "logit_scale" else self.number(name)
                 setattr(self, name, f32(value))
-        self.parallel = self.arch.parallel
+        self.parallel = False
+        if self.arch.parallel is not None:
+            self.parallel = self.flag("parallel", self.arch.parallel)
         part = self.number("rope_part")
         if part != 1 and not self.arch.partial:
             self.fail("rope_part", part, f"with {self.arch_name} only 1 is supported")
@@ -5929,6 +6078,9 @@ class Hparams:
         elif isinstance(pattern, (list, array)) and self.is_gguf:
             self.windowed = list(map(bool, pattern))
         self.window_every = self.arch.window_every
+        self.no_rope_every = self.arch.no_rope_every
+        if self.no_rope_every:
+            self.no_rope_every = self.integer("no_rope_every", self.no_rope_every)
         self.ropes = None if self.is_gguf else self.at("no_rope_layers")
         if self.ropes is not None:
             known = isinstance(self.ropes, list) and all(rope in (0, 1) for rope in self.ropes)
@@ -5953,7 +6105,7 @@ class Hparams:
 
     def layer_has_rope(self, i):
         """Return whether layer i turns its keys; no_rope_layers is a list, 1 for those that do."""
-        every = self.arch.no_rope_every
+        every = self.no_rope_every
         if self.ropes is not None and every:
             return bool(self.ropes[i])
         return self.arch.rope is not None and not (every and (i + 1) % every == 0)
@@ -5966,6 +6118,10 @@ class Hparams:
             return default if value is None else value
         kind = "sliding_attention" if name == "local_base" else "full_attention"
         places = [self.numbers]
+        fixed = self.arch.rules[name](self) if name in self.arch.rules else None
+        if fixed is not None:
+            self.seen.update(config_keys)
+            return fixed
         if name in ("rope_base", "local_base", "rope_part"):
             places.append(self.rope_parameters(kind))
         found = default
@@ -6006,6 +6162,8 @@ class Hparams:
                 merged.update(part)
             elif part is not rope:
                 merged.update(part)
+        if not merged and kind == "full_attention":
+            merged.update(self.default("scaling") or {})
         if kind == "sliding_attention" and "rope_theta" in merged:
             merged["rope_local_base_freq"] = merged["rope_theta"]
         return merged
@@ -6034,8 +6192,8 @@ class Hparams:
             self.fail(name, value, "a finite number that is not negative is needed")
         return float(value)
 
-    def flag(self, name):
-        value = self.get(name, self.default(name))
+    def flag(self, name, default=None):
+        value = self.get(name, self.default(name, default))
         if not isinstance(value, bool):
             self.fail(name, value, "true or false is needed")
         return value
@@ -6043,7 +6201,7 @@ class Hparams:
     def check_ctx(self, ctx_size):
         """Return the positions of the cache: what was asked for, or what suits the model."""
         if ctx_size is None:
-            return min(self.n_ctx, DEFAULT_CTX)
+            return min(self.n_ctx, DEFAULT_CTX, self.short_ctx)
         ctx_size = check_whole("ctx_size", ctx_size, 1, 2 ** 31 - 1)
         if self.arch.rope is None and ctx_size > self.n_ctx:
             raise KshipraError(f"ctx_size is {ctx_size}, more than the {self.n_ctx} positions "
@@ -6072,11 +6230,12 @@ class Hparams:
         value = self.numbers.get(key)
         if value is None:
             return
-        known = [name for name, act in ACTS.items() if act[:4] == self.arch.act[:4]]
+        gelu = self.arch.act in ("gelu", "gelu_erf")
+        known = [name for name, act in ACTS.items() if act.startswith("gelu") == gelu]
         if not isinstance(value, str) or value not in known:
             self._refuse(key, value, known)
         # the first configs of Gemma say "gelu" but mean the tanh form
-        if self.arch.act != "silu" and not self.arch.embed_by_root:
+        if gelu and not self.arch.embed_by_root:
             self.act = ACTS[value]
 
     def _must_be(self, key, known):
@@ -6156,10 +6315,7 @@ def _hf_scaling(hp, kind):
                            "false is needed", hp.path)
     if type_ == "su":                   # its first name
         type_ = "longrope"
-    if "original_max_position_embeddings" not in scaling:
-        original = hp.at("original_max_position_embeddings")
-        if original is not None:
-            scaling["original_max_position_embeddings"] = original
+    scaling.setdefault("original_max_position_embeddings", hp.get("original_ctx"))
     return {} if type_ == "default" else dict(scaling, rope_type=type_)
 
 
@@ -6248,14 +6404,34 @@ def scale_yarn(hp, scaling, freqs, base):
     return out, magnitude
 
 
+def scale_longrope(hp, scaling, freqs, base):
+    """Return (frequencies, magnitude) of LongRoPE: each pair has a factor for short contexts and
+    one for long ones.  Those of a GGUF are tensors, which rope_table has applied.
+
+    Source: Ding et al. (2024), LongRoPE; for the magnitude transformers, modeling_rope_utils.py.
+    """
+    if hp.is_gguf:
+        return freqs, 1.0
+    key = "long_factor" if hp.ctx_size > hp.short_ctx else "short_factor"
+    factors = scaling.get(key)
+    if not isinstance(factors, list) or len(factors) != len(freqs):
+        raise KshipraError(f"rope scaling 'longrope' has {key} = {_quote(factors)}; a list of "
+                           f"{len(freqs)} numbers is needed", hp.path)
+    factors = [_scaling_number(hp, {**scaling, key: c}, key) for c in factors]
+    factor = _scaling_number(hp, scaling, "factor", hp.n_ctx / hp.short_ctx)
+    magnitude = _scaling_number(hp, scaling, "attention_factor", math.sqrt(
+        1 + math.log(factor) / math.log(hp.short_ctx)) if factor > 1 else 1.0)
+    return [f / c for f, c in zip(freqs, factors)], magnitude
+
+
 SCALINGS = {"none": scale_none, "linear": scale_linear, "llama3": scale_llama3,
-            "yarn": scale_yarn}
+            "yarn": scale_yarn, "longrope": scale_longrope}
 
 
 def rope_table(hp, kind="full_attention", factors=None):
     """Return the RopeTable of one kind of layers.
 
-    factors: the numbers of rope_freqs.weight, one for each pair, or None
+    factors: the numbers of rope_freqs.weight or its like, one for each pair, or None
     """
     base = "local_base" if kind == "sliding_attention" else "rope_base"
     value = hp.number(base)
@@ -6264,8 +6440,9 @@ def rope_table(hp, kind="full_attention", factors=None):
     freqs = [value ** (-2 * i / hp.n_rot) for i in range(hp.n_rot // 2)]
     if factors is not None:
         if len(factors) != len(freqs) or not all(1e-9 < c < 1e9 for c in factors):
-            raise KshipraError(f"tensor 'rope_freqs.weight' holds {len(factors)} factors; "
-                               f"{len(freqs)} positive ones are needed", hp.path)
+            raise KshipraError(f"tensor 'rope_freqs.weight' or 'rope_factors_...' holds "
+                               f"{len(factors)} factors; {len(freqs)} positive ones are needed",
+                               hp.path)
         freqs = [f / c for f, c in zip(freqs, factors)]
     scaling = rope_scaling(hp, kind)
     type_ = scaling.get("rope_type", "none")
@@ -6317,9 +6494,9 @@ def _closed_up(t):
     if t.strides[1] == 1:
         rows = [t[i].data for i in range(n_out)]
     else:
-        items = memoryview(t.data).cast({2: "H", 4: "I"}[t.format.block_bytes])
-        rows = [array(items.format, items[i * t.strides[0]::t.strides[1]])[:n_in]
-                for i in range(n_out)]
+        items = array({2: "H", 4: "I"}[t.format.block_bytes], bytes(t.data))
+        down, along = t.strides
+        rows = [items[i * down:i * down + (n_in - 1) * along + 1:along] for i in range(n_out)]
     return Tensor(t.name, t.format, t.shape, b"".join(rows))
 
 
@@ -6334,18 +6511,40 @@ def _take_rows(t, ranges):
                   b"".join(part.data for part in parts))
 
 
-def fused_rows(sizes, stored=None, n_kv_heads=1):
+def fused_rows(sizes, stored=(), n_kv_heads=1):
     """Return, for each part of a fused tensor, the ranges of the rows that are its.
 
-    sizes: rows of each part   stored: None, one part below another; "by_head", a run of each
+    sizes: rows of each part   stored: nothing, one part below another; "by_head", a run of each
     part for every head of keys; "alternating", a row of each in turn
     """
-    if stored == "alternating":
+    if "alternating" in stored:
         return [[range(i, sum(sizes), len(sizes))] for i in range(len(sizes))]
-    n_runs = n_kv_heads if stored == "by_head" else 1
+    n_runs = n_kv_heads if "by_head" in stored else 1
     cuts = [0, *itertools.accumulate(size // n_runs for size in sizes)]
     return [[range(i * cuts[-1] + a, i * cuts[-1] + b) for i in range(n_runs)]
             for a, b in zip(cuts, cuts[1:])]
+
+
+def _mxfp4_blocks(codes, scales):
+    """Return ggml's blocks of what Hugging Face's files hold apart.
+
+    codes: 16 bytes a block, the even one of two neighbours low   scales: a byte for each block
+    In ggml's block the low halves are the first 16 numbers, the high halves the last 16:
+
+      byte  0 ........ 15           codes[i]: numbers 2i, 2i + 1
+      byte  0      1 ........ 16    scale, then byte j: numbers j, j + 16
+    """
+    out = bytearray(17 * len(scales))
+    out[::17] = scales
+    mask = int.from_bytes(b"\x0f" * len(scales), "little")
+    columns = [int.from_bytes(codes[i::16], "little") for i in range(16)]
+    for j in range(16):
+        low, high = columns[j // 2], columns[j // 2 + 8]
+        if j % 2:
+            low, high = low >> 4, high >> 4
+        both = low & mask | (high & mask) << 4
+        out[1 + j::17] = both.to_bytes(len(scales), "little")
+    return bytes(out)
 
 
 class Loader:
@@ -6364,30 +6563,41 @@ class Loader:
             self.names = {slot: name[len(first) + 1:] if str(name).startswith(first + ".")
                           else name for slot, name in self.names.items()}
 
-    def name(self, slot, layer=None, kind="weight", expert=None):
-        """Return the tensor's name in this file; of several, the first that is there."""
+    def names_of(self, slot, layer=None, kind="weight", expert=None):
+        """Return the names that a tensor may have in this file."""
         found = self.names[slot]
         if kind == "bias" and slot + "_b" in self.names:
             found = self.names[slot + "_b"]
         prefix = "" if layer is None else self.names["layers"].format(layer)
         names = [prefix + (name[:-1] if name.endswith("!") else f"{name}.{kind}")
                  for name in ((found,) if isinstance(found, str) else found)]
-        names = [name.format(expert or 0) for name in names]
+        return [name.format(expert or 0) for name in names]
+
+    def name(self, slot, layer=None, kind="weight", expert=None):
+        """Return the tensor's name in this file; of several, the first that is there."""
+        names = self.names_of(slot, layer, kind, expert)
         return next((name for name in names if name in self.tensors), names[0])
 
     def has(self, slot, layer=None, kind="weight"):
         return slot in self.names and self.name(slot, layer, kind) in self.left
+
+    def stored_so(self, slot, how):
+        """Return whether this file stores a slot in the way `how`."""
+        return how in self.stored.get(slot, "").split()
 
     def tensor(self, slot, layer, kind, shape, expert=None):
         """Return a tensor after checking its shape; shape: (n_out, n_in) or (n,)."""
         name = self.name(slot, layer, kind, expert)
         t = self.tensors.get(name)
         if t is None:
-            raise KshipraError(f"tensor {name!r} is missing; the file is incomplete, so fetch or "
+            names = " or ".join(map(repr, self.names_of(slot, layer, kind, expert)))
+            raise KshipraError(f"tensor {names} is missing; the file is incomplete, so fetch or "
                                "convert it again", self.hp.path)
         self.left.discard(name)
-        if self.stored.get(slot) == "transposed":
+        if kind == "weight" and self.stored_so(slot, "transposed"):
             shape = shape[:-2] + shape[:-3:-1]
+        if shape[:1] == (1,) and tuple(t.shape) == shape[1:]:   # one row is a vector in a GGUF
+            t = Tensor(t.name, t.format, shape, t.data, t.offset, t.path)
         if tuple(t.shape) != tuple(shape):
             raise KshipraError(f"tensor {name!r} has shape {tuple(t.shape)}; the hyperparameters "
                                f"ask for {tuple(shape)}", self.hp.path, t.offset)
@@ -6398,23 +6608,31 @@ class Loader:
         """Return a matrix as a Tensor, a norm's weight or a bias as array('f')."""
         t = self.tensor(slot, layer, kind, shape)
         value = t.floats() if len(shape) == 1 else t
-        change = self.stored.get(slot) if kind == "weight" else None
-        return TRANSFORMS[change](value) if change in TRANSFORMS else value
+        for change in self.stored.get(slot, "").split() if kind == "weight" else ():
+            value = TRANSFORMS.get(change, lambda value: value)(value)
+        return value
 
     def read_parts(self, slot, layer, kind, shape):
         """Return the parts of a fused tensor, or of its bias."""
-        hp, shapes = self.hp, slot_shapes(self.hp, self.hp.arch)
         whole = self.read(slot, layer, kind, shape)
-        rows = fused_rows([shapes[part][0] for part in FUSED[slot]], self.stored.get(slot),
-                          hp.n_kv_heads)
-        return [_take_rows(whole, ranges) for ranges in rows]
+        return [_take_rows(whole, ranges) for ranges in self.part_rows(slot)]
+
+    def part_rows(self, slot):
+        """Return, for each part of a fused tensor, the ranges of its rows."""
+        shapes = slot_shapes(self.hp, self.hp.arch)
+        return fused_rows([shapes[part][0] for part in FUSED[slot]],
+                          self.stored.get(slot, "").split(), self.hp.n_kv_heads)
 
     def experts(self, slot, layer, shape):
         """Return the matrices of all experts, a list of Tensor (n_out, n_in), one format."""
         n, names = self.hp.n_experts, [self.name(slot, layer, "weight", i) for i in (0, 1)]
+        if names[0] + "_blocks" in self.tensors:
+            whole = self.mxfp4(names[0], (n, *shape))
+            return [whole[i] for i in range(n)]
         if names[0] == names[1]:
             whole = self.tensor(slot, layer, "weight", (n, *shape))
-            return [whole[i] for i in range(n)]
+            turned = self.stored_so(slot, "transposed")
+            return [_closed_up(whole[i].T) if turned else whole[i] for i in range(n)]
         found = [self.tensor(slot, layer, "weight", shape, i) for i in range(n)]
         for t in found:
             if t.format is not found[0].format:
@@ -6422,6 +6640,18 @@ class Loader:
                                    f"the first expert of {found[0].format.name}; the experts of "
                                    "a layer must be of one type", self.hp.path, t.offset)
         return found
+
+    def mxfp4(self, name, shape):
+        """Return a Tensor of the format MXFP4 from blocks and scales that lie apart."""
+        parts = []
+        for part, tail in (("_blocks", (shape[-1] // 32, 16)), ("_scales", (shape[-1] // 32,))):
+            t, wanted = self.tensors.get(name + part), (*shape[:-1], *tail)
+            if t is None or tuple(t.shape) != wanted or t.n_bytes != math.prod(wanted):
+                raise KshipraError(f"tensor {name + part!r} is missing, or not of {wanted} bytes",
+                                   self.hp.path)
+            self.left.discard(name + part)
+            parts.append(bytes(t._data))
+        return Tensor(name, FORMATS["MXFP4"], shape, _mxfp4_blocks(*parts))
 
     def embedding(self):
         """Return the embedding matrix, whose rows say how large the vocabulary is."""
@@ -6440,10 +6670,12 @@ class Loader:
         """Return the Weights of layer i."""
         shapes, layer = slot_shapes(self.hp, self.hp.arch), Weights()
         for slot, must, bias in slots_of(self.hp.arch):
-            if not must and not self.has(slot, i):
+            # with both halves on the same x one norm may do for both
+            spare = not must and (slot != "ffn_norm" or self.hp.parallel)
+            if spare and not self.has(slot, i):
                 continue
             # A fused slot, or its parts, where the file has them apart.
-            apart = slot in FUSED and self.has(FUSED[slot][0], i)
+            apart = slot in FUSED and (slot not in self.names or self.has(FUSED[slot][0], i))
             for each in FUSED[slot] if apart else (slot,):
                 self.fill(layer, each, i, shapes[each], bias)
         return layer
@@ -6453,7 +6685,7 @@ class Loader:
         # Whether an optional bias is there is read off the first layer.
         with_bias = bias == "+b" or (bias == "?b" and self.name(slot, 0, "bias") in self.tensors)
         if slot.endswith("_experts"):           # w_gate and so on, but lists
-            setattr(layer, slot[:-len("_experts")], self.experts(slot, i, shape))
+            self.fill_experts(layer, slot, i, shape, bias)
         elif slot in FUSED:
             for part, value in zip(FUSED[slot], self.read_parts(slot, i, "weight", shape)):
                 setattr(layer, part, value)
@@ -6465,6 +6697,19 @@ class Loader:
             if with_bias:
                 setattr(layer, slot + "_b", self.read(slot, i, "bias", shape[:1]))
 
+    def fill_experts(self, layer, slot, i, shape, bias):
+        """Set a slot of lists of matrices; their biases are one matrix, a row for each."""
+        parts = FUSED.get(slot, (slot,))
+        rows = self.part_rows(slot) if slot in FUSED else [[range(shape[0])]]
+        matrices = self.experts(slot, i, shape)
+        biases = self.tensor(slot, i, "bias", (len(matrices), shape[0])) if bias else None
+        for part, (cut,) in zip(parts, rows):
+            part = part[:-len("_experts")]
+            setattr(layer, part, [_closed_up(w[cut.start:cut.stop:cut.step]) for w in matrices])
+            if bias:
+                setattr(layer, part + "_b",
+                        _closed_up(biases[:, cut.start:cut.stop:cut.step]))
+
     def check_all_used(self):
         """Refuse tensors that nothing here would read: the answers would be wrong."""
         left = sorted(n for n in self.left if not UNUSED_TENSORS.fullmatch(n))
@@ -6474,12 +6719,16 @@ class Loader:
 
 
 def load_weights(checkpoint, hp):
-    """Return Weights with .layers, a list of Weights; sets hp.n_vocab."""
+    """Return Weights with .layers, a list of Weights; sets hp.n_vocab.
+
+    hp.ctx_size: the positions of the cache
+    """
     load, w = Loader(checkpoint, hp), Weights()
     w.embed = load.embedding()
     hp.n_vocab = w.embed.shape[0]
     shapes = {"pos_embed": (hp.n_ctx, hp.hidden), "out_norm": (hp.hidden,),
-              "lm_head": (hp.n_vocab, hp.hidden), "rope_freqs": (hp.n_rot // 2,)}
+              "lm_head": (hp.n_vocab, hp.hidden),
+              **dict.fromkeys(("rope_freqs", "rope_long", "rope_short"), (hp.n_rot // 2,))}
     w.layers = [load.layer(i) for i in range(hp.n_layers)]
     for slot, must, bias in slots_of(hp.arch, "outer"):
         if slot != "embed" and (must or load.has(slot)):
@@ -6503,7 +6752,8 @@ def set_positions(w, hp):
     """Give each layer its attention and its rope table; layers share the tables."""
     full = local = None
     if hp.arch.rope is not None:
-        full = local = rope_table(hp, factors=w.rope_freqs)
+        by_length = w.rope_long if hp.ctx_size > hp.short_ctx else w.rope_short
+        full = local = rope_table(hp, factors=w.rope_freqs or by_length)
         if hp.arch_name == "gemma3":        # local layers have a base of their own
             local = rope_table(hp, "sliding_attention")
     for i, layer in enumerate(w.layers):
@@ -6548,7 +6798,7 @@ def norm(ops, hp, x, weight, bias=None):
 
 def linear(ops, x, weight, bias, route=None):
     y = ops.matmul(weight, x, route)
-    return y if bias is None else ops.add(y, bias)
+    return y if bias is None else ops.add(y, bias) if route is None else ops.add(y, bias, route)
 
 
 def scaled(ops, x, c):
@@ -6568,19 +6818,32 @@ def self_attention(ops, hp, layer, n, batch, i):
     return linear(ops, ops.attention(q, k, v, batch, i, layer.attention), layer.wo, layer.wo_b)
 
 
+def gated(ops, hp, gate, up):
+    """Return what the family makes of its gate and of what comes up."""
+    if hp.act == "swiglu_clamped":
+        return ops.swiglu_clamped(gate, up)
+    return ops.mul(getattr(ops, hp.act)(gate), up)
+
+
 def feed_forward(ops, hp, layer, n):
     """Return what a layer's second half adds.   n: (R, hidden), normed   -> (R, hidden)"""
     route = None
     if layer.router is not None:        # from here on a row is a pick, one expert's work
-        route = ops.route(ops.matmul(layer.router, n), hp.n_used, hp.normalize)
-    act = getattr(ops, hp.act)
+        route = ops.route(linear(ops, n, layer.router, layer.router_b), hp.n_used, hp.normalize)
     up = linear(ops, n, layer.w_up, layer.w_up_b, route)
     if layer.w_gate is not None:
-        up = ops.mul(act(linear(ops, n, layer.w_gate, layer.w_gate_b, route)), up)
+        up = gated(ops, hp, linear(ops, n, layer.w_gate, layer.w_gate_b, route), up)
     else:
-        up = act(up)
+        up = getattr(ops, hp.act)(up)
     f = linear(ops, up, layer.w_down, layer.w_down_b, route)
-    return f if route is None else ops.mix(f, route)
+    if route is not None:
+        f = ops.mix(f, route)
+    if layer.shared_gate is not None:   # an expert that every row uses, as much as it asks for
+        up = gated(ops, hp, linear(ops, n, layer.w_gate_shared, None),
+                   linear(ops, n, layer.w_up_shared, None))
+        f = ops.add(f, ops.gate(linear(ops, up, layer.w_down_shared, None),
+                                linear(ops, n, layer.shared_gate, None)))
+    return f
 
 
 def forward(model, ops, batch):
@@ -6625,8 +6888,8 @@ class Engine:
                  cache_tokens=None):
         self.checkpoint, self.ops, self.prefill_rows = checkpoint, ops, ops.prefill_rows
         self.hparams = hp = Hparams(checkpoint)
+        self.ctx_size = hp.ctx_size = hp.check_ctx(ctx_size)
         self.weights = load_weights(checkpoint, hp)
-        self.ctx_size = hp.check_ctx(ctx_size)
         self.kv_type, self._pools = kv_type, weakref.WeakSet()
         self.page_size = None if page_size is None else check_page_size(page_size)
         size = self.page_size or -(-self.ctx_size // CHUNK) * CHUNK
@@ -11706,6 +11969,17 @@ def _gelu(k, x):
     return x / (emit_exp(k, u * k.const_f32x8(GELU_SLOPE)) + k.const_f32x8(1.0))
 
 
+def _gelu_erf(k, x):
+    z = (x & k.const_i32x8(2**31 - 1)).f32 * k.const_f32x8(ROOT_HALF)
+    t = k.const_f32x8(1.0) / (z * k.const_f32x8(0.5) + k.const_f32x8(1.0))
+    p = k.const_f32x8(ERFC_POLY[0])
+    for c in ERFC_POLY[1:]:
+        p = p * t + k.const_f32x8(c)
+    e = t * k.const_f32x8(0.5) * emit_exp(k, p - z * z)
+    below = k.cmp_f32(k.zero_f32x8(), ">", x)
+    return x * k.select(below, e, k.const_f32x8(1.0) - e).f32
+
+
 def _finite(x):
     """Emit x, bit for bit, but what is not finite becomes not a number: inf - inf is none."""
     return x - (x - x)
@@ -11715,6 +11989,14 @@ def _softcap(k, x, cap):
     x = _finite(x)                      # or the cap would hide it
     e = emit_exp(k, x / cap * k.const_f32x8(2.0)) + k.const_f32x8(1.0)
     return (k.const_f32x8(1.0) - k.const_f32x8(2.0) / e) * cap
+
+
+def _swiglu_clamped(k, gate, up):
+    gate = k.min_f32(k.const_f32x8(SWIGLU_LIMIT), _finite(gate))
+    up = k.max_f32(k.const_f32x8(-SWIGLU_LIMIT), _finite(up))
+    up = k.min_f32(k.const_f32x8(SWIGLU_LIMIT), up) + k.const_f32x8(1.0)
+    e = emit_exp(k, gate * k.const_f32x8(SWIGLU_SLOPE)) + k.const_f32x8(1.0)
+    return gate / e * up
 
 
 # Element by element.  A chunk is a slice of a row, so that the logits of one token, a row
@@ -11755,6 +12037,16 @@ def emit_gelu(k):
     _elementwise(k, _gelu)
 
 
+def emit_gelu_erf(k):
+    """Emit out = gelu_erf(x)."""
+    _elementwise(k, _gelu_erf)
+
+
+def emit_swiglu_clamped(k):
+    """Emit out = swiglu_clamped(x, y): x is the gate, y what comes up."""
+    _elementwise(k, _swiglu_clamped, ("x", "y"))
+
+
 def emit_scale(k):
     """Emit out = mul(x, c), c a number."""
     _elementwise(k, lambda k, x, c: x * c, numbers=("c_bits",))
@@ -11783,6 +12075,20 @@ def emit_silu_mul(k):
 def emit_gelu_mul(k):
     """Emit out = mul(gelu(x), y)."""
     _elementwise(k, lambda k, x, y: _gelu(k, x) * y, ("x", "y"))
+
+
+def emit_gate(k):
+    """Emit out = gate(x, g).  A chunk is one row.
+
+    x, out: f32 (R, n), perhaps the same   g: f32 (R, 1)
+    """
+    field = Fields(k, "x", "x_row_bytes", "g", "g_row_bytes", "out", "out_row_bytes", "n")
+    x, out = field.row("x", k.chunk), field.row("out", k.chunk)
+    g = k.broadcast_f32x8(field.row("g", k.chunk))
+    weight = emit_exp(k, k.zero_f32x8() - g) + k.const_f32x8(1.0)
+    weight = k.const_f32x8(1.0) / weight
+    _each_vector(k, field("n"), ((x, 32), (out, 32)), lambda lanes: _store_some(
+        k, out, _load_some(k, x, lanes) * weight, lanes))
 
 
 def emit_rows(k):
@@ -13058,7 +13364,7 @@ def _numbers(operation, n_inputs=1):
 
 OPERATIONS_EACH = {     # of a result; a polynomial's steps count one by one
     "exp": 18, "rms_norm": 4, "layer_norm": 7, "rope": 3, "quantize": 3, "silu": 20, "gelu": 26,
-    "softcap": 26, "silu_mul": 21, "gelu_mul": 27}
+    "gelu_erf": 45, "swiglu_clamped": 26, "softcap": 26, "silu_mul": 21, "gelu_mul": 27}
 
 
 def matrix_cost(format, n_out, n_in, n_rows, n_experts=None):
@@ -13152,6 +13458,13 @@ KERNELS = {row.emit.__name__[len("emit_"):]: row for row in (
            {"silu_mul": ()}),
     Kernel(emit_gelu_mul, _numbers(lambda ops, x, y: ops.mul(ops.gelu(x), y), 2), _each_number,
            {"gelu_mul": ()}),
+    Kernel(emit_gelu_erf, _numbers(lambda ops, x: ops.gelu_erf(x)), _each_number,
+           {"gelu_erf": ()}),
+    Kernel(emit_swiglu_clamped, _numbers(lambda ops, x, y: ops.swiglu_clamped(x, y), 2),
+           _each_number, {"swiglu_clamped": ()}),
+    Kernel(emit_gate, lambda call: ((lambda ops, x, g: ops.gate(x, g)),
+                                    [_trial_rows(3, 37), _trial_rows(3, 1, 2)]), _each_number,
+           {"gate": ()}),
     Kernel(emit_softcap, _numbers(lambda ops, x: ops.softcap(x, 3.0)), _each_number,
            {"softcap": ()}),
     Kernel(emit_rms_norm, _numbers(lambda ops, x: ops.rms_norm(x, _NORM_W, f32(1e-5))),
@@ -13466,11 +13779,11 @@ class Recorder:
         """Return x as a Buffer (or a row); what was only promised is recorded now."""
         return self.elementwise(x.alone, x.x) if isinstance(x, Promise) else x
 
-    def embed(self, w, index):
-        """Record out[r] = row index[r] of w; index: Index."""
+    def embed(self, w, index, reads=()):
+        """Record out[r] = row index[r] of w; index: Index, of what is in the Buffers `reads`."""
         out = self.buffer(index.n_rows, w.shape[1])
         address, format = self.matrix(w)
-        self.line(out.n_rows, [], [out], "embed", format, out.n,
+        self.line(out.n_rows, [*reads], [out], "embed", format, out.n,
                   tokens=index.address, w=address, y=out.address, y_stride=out.row_bytes)
         return out
 
@@ -13499,7 +13812,15 @@ class Recorder:
                   n=x.n)
         return out
 
-    def add(self, x, y):
+    def gate(self, x, g):
+        out = self.buffer(x.n_rows, x.n)
+        self.line(x.n_rows, [x, g], [out], "gate", by_row=True, **_located(x=x, g=g, out=out),
+                  n=x.n)
+        return out
+
+    def add(self, x, y, route=None):
+        if route is not None:           # each pick's expert's row of y
+            y = self.embed(y, Index(route.experts.address, x.n_rows), [route.experts])
         return self.elementwise("add", self.done(x), self.done(y))
 
     def mul(self, x, y):
@@ -13514,6 +13835,12 @@ class Recorder:
 
     def gelu(self, x):
         return Promise(self.done(x), "gelu", "gelu_mul")
+
+    def gelu_erf(self, x):
+        return self.elementwise("gelu_erf", self.done(x))
+
+    def swiglu_clamped(self, gate, up):
+        return self.elementwise("swiglu_clamped", self.done(gate), self.done(up))
 
     def softcap(self, x, cap):
         return self.elementwise("softcap", x, c=cap)
@@ -14277,7 +14604,8 @@ class Profile:
     """
 
     OPERATIONS = ("embed", "matmul", "route", "mix", "add", "mul", "rms_norm", "layer_norm",
-                  "rope", "silu", "gelu", "attention", "softcap")
+                  "rope", "silu", "gelu", "gelu_erf", "swiglu_clamped", "gate", "attention",
+                  "softcap")
 
     def __init__(self, ops):
         self.ops, self.lines = ops, {}

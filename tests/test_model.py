@@ -17,21 +17,6 @@ import kshipra
 import tiny
 from kshipra import Engine, HFDirectory, KshipraError, Reference, Sequence
 
-LLAMA_AND_GPT2 = {
-    "llama-gqa-rope3": ("model.gguf", "model-f16.gguf", "model-bf16.gguf", "hf"),
-    "llama-mha": ("model.gguf", "hf", "hf-sharded"),
-    "llama-tied": ("model.gguf", "hf"),
-    "llama-yarn": ("model.gguf", "hf"),
-    "gpt2": ("model.gguf", "hf", "hf-sharded"),
-}
-MORE_FAMILIES = {
-    "qwen2": ("model.gguf", "hf"), "qwen3": ("model.gguf", "hf"),
-    "gemma": ("model.gguf", "hf"), "gemma2": ("model.gguf", "hf"), "gemma2-qpas": ("hf",),
-    "gemma3": ("model.gguf", "hf"), "mistral-swa": ("model.gguf", "hf"),
-    "mixtral": ("model.gguf", "hf"), "qwen3moe": ("model.gguf", "hf"),
-}
-
-
 # Near the truth.
 
 def cases_of(directory, file):
@@ -67,19 +52,6 @@ def check_against_oracle(directory, file, device, names=("text", "short", "long"
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_small_models_against_transformers(models, name, device):
     check_against_oracle(models / name, "model.gguf", device)
-
-
-@pytest.mark.deep(device="python")
-@pytest.mark.parametrize("name, file", [(n, f) for n, fs in LLAMA_AND_GPT2.items() for f in fs])
-def test_llama_and_gpt2_against_transformers(shared, name, file, device):
-    names = ("text", "short", "long") if file in ("model.gguf", "hf") else ("short",)
-    check_against_oracle(shared / "fixtures" / "models" / name, file, device, names)
-
-
-@pytest.mark.deep(device="python")
-@pytest.mark.parametrize("name, file", [(n, f) for n, fs in MORE_FAMILIES.items() for f in fs])
-def test_more_families_against_transformers(shared, name, file, device):
-    check_against_oracle(shared / "fixtures" / "models" / name, file, device, ("long",))
 
 
 QUANTIZED = [("llama", name) for name in (
@@ -407,51 +379,7 @@ def test_a_full_pool_leaves_every_sequence_as_it_was(small):
     assert idle(small)
 
 
-# P03: every tensor counts.
-
-FAMILIES = ["llama", "gpt2", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mixtral",
-            "qwen3moe"]
-
-
-def options_of(arch):
-    return {"n_layers": 2, "tied": arch in ("gpt2", "gemma", "gemma2", "gemma3"),
-            "window": 3 if arch in ("gemma2", "gemma3") else 0, "hidden": 16, "n_heads": 2,
-            "n_kv_heads": 1, "ffn": 24}
-
-
-@pytest.mark.parametrize("arch", FAMILIES)
-def test_dropping_a_tensor_is_refused_by_its_name(tmp_path, arch, device):
-    numbers = tiny.metadata(arch, **{k: v for k, v in options_of(arch).items() if k != "tied"})
-    weights = tiny.tensors(arch, **{k: v for k, v in options_of(arch).items() if k != "window"})
-    for name in weights:
-        path = tmp_path / "tiny.gguf"
-        kshipra.write_gguf(str(path), numbers, [t for n, t in weights.items() if n != name])
-        if name == "output.weight":     # then it is tied
-            kshipra.load(path, device=device)
-            continue
-        with pytest.raises(KshipraError) as caught:
-            kshipra.load(path, device=device)
-        # A missing optional bias is told by another layer's, which nothing would read.
-        assert name in str(caught.value) or name.replace("blk.0", "blk.1") in str(caught.value)
-
-
-@pytest.mark.deep(device="python")
-@pytest.mark.parametrize("arch", FAMILIES)
-def test_changing_a_tensor_changes_the_logits(tmp_path, arch, device):
-    numbers = tiny.metadata(arch, **{k: v for k, v in options_of(arch).items() if k != "tied"})
-    weights = tiny.tensors(arch, **{k: v for k, v in options_of(arch).items() if k != "window"})
-    path, tokens, seen = tmp_path / "tiny.gguf", tiny.ids(5), []
-    for name in [None, *weights]:
-        changed = dict(weights)
-        if name is not None:
-            t = weights[name]
-            values = t.floats()
-            values[::2] = array("f", [v * 1.5 for v in values[::2]])    # a norm undoes more
-            changed[name] = kshipra.Tensor(name, t.format, t.shape, t.format.encode(values))
-        kshipra.write_gguf(str(path), numbers, list(changed.values()))
-        seen.append(kshipra.load(path, device=device).logits(tokens)[-1].tobytes())
-    assert seen[0] not in seen[1:]
-
+# P03: every tensor counts; each tensor of each family stands in test_families.py.
 
 def test_a_tensor_nobody_reads_is_refused(tmp_path, device):
     def more(numbers, weights):

@@ -47,6 +47,8 @@ def test_exp_over_its_range(run):
 ELEMENTWISE = {
     "silu": (kshipra.emit_silu, 1, OPS.silu),
     "gelu": (kshipra.emit_gelu, 1, OPS.gelu),
+    "gelu_erf": (kshipra.emit_gelu_erf, 1, OPS.gelu_erf),
+    "swiglu_clamped": (kshipra.emit_swiglu_clamped, 2, OPS.swiglu_clamped),
     "add": (kshipra.emit_add, 2, OPS.add),
     "mul": (kshipra.emit_mul, 2, OPS.mul),
     "silu_mul": (kshipra.emit_silu_mul, 2, lambda x, y: OPS.mul(OPS.silu(x), y)),
@@ -83,6 +85,18 @@ def test_add_of_one_row_to_all(run):
     call(run, kernel_of(kshipra.emit_add), 3, x=Memory(x), x_row_bytes=40, y=Memory(y),
          y_row_bytes=0, out=out, out_row_bytes=40, n=10, slice=16, slices=1)
     assert out.floats() == flat_of(OPS.add(rows_of(x, 10), y))
+
+
+@ways
+@given(n=LENGTHS, n_rows=st.integers(1, 3), inplace=st.booleans(), rng=RANDOMS)
+@few
+def test_gate(run, n, n_rows, inplace, rng):
+    x, g = floats_of(rng, n * n_rows), floats_of(rng, n_rows, 30)
+    x_mem = Memory(x)
+    out = x_mem if inplace else Memory(bytes(x_mem))
+    call(run, kernel_of(kshipra.emit_gate), n_rows, x=x_mem, x_row_bytes=4 * n, g=Memory(g),
+         g_row_bytes=4, out=out, out_row_bytes=4 * n, n=n)
+    assert same(out.floats(), flat_of(OPS.gate(rows_of(x, n), rows_of(g, 1))))
 
 
 @ways

@@ -44,7 +44,8 @@ def dead(kernel):
 FAULTY = {"llama": ("embed quantize matvec matmul add mul silu_mul rms_norm rows rope kv_store "
                     "attention argmax compact exp_sum run alone sequence").split(),
           "gpt2": ["layer_norm", "gelu"], "gemma2": ["scale", "gelu_mul", "softcap"],
-          "mixtral": ["route", "mix", "pick", "matmul_float"]}
+          "mixtral": ["route", "mix", "pick", "matmul_float"], "falcon": ["gelu_erf"],
+          "gpt-oss": ["swiglu_clamped"], "qwen2moe": ["gate"]}
 
 
 @pytest.mark.parametrize("arch, name", [(a, name) for a in FAULTY for name in FAULTY[a]])

@@ -15,7 +15,22 @@ EXTRA = iter(range(256, 512))
 LETTERS = [chr(b) if b in PLAIN else chr(next(EXTRA)) for b in range(256)]
 BOS, EOS, EOT = 256, 257, 258
 N_TOKENS = 259
-MIXTURES = ("mixtral", "qwen3moe")      # a GGUF calls the first llama
+MIXTURES = ("mixtral", "qwen3moe", "qwen2moe", "gpt-oss")      # a GGUF calls the first llama
+BIASED = {      # the tensors of a layer that have a bias; the others have none
+    "gpt2": "attn_qkv attn_norm attn_output ffn_norm ffn_up ffn_down",
+    "gptneox": "attn_qkv attn_norm attn_output ffn_norm ffn_up ffn_down",
+    "phi2": "attn_qkv attn_norm attn_output ffn_up ffn_down",
+    "falcon": "attn_norm",
+    "starcoder2": "attn_q attn_k attn_v attn_norm attn_output ffn_norm ffn_up ffn_down",
+    "stablelm": "attn_norm ffn_norm",
+    "qwen2": "attn_q attn_k attn_v",
+    "qwen2moe": "attn_q attn_k attn_v",
+    "gpt-oss": "attn_q attn_k attn_v attn_output ffn_gate_inp ffn_gate_exps ffn_up_exps "
+               "ffn_down_exps",
+}
+LAYER_NORMS = ("gpt2", "gptneox", "phi2", "falcon", "starcoder2", "stablelm")
+NO_GATE = ("gpt2", "gptneox", "phi2", "falcon", "starcoder2")
+FUSED = ("gpt2", "gptneox", "phi2", "falcon", "phi3")
 
 
 def tokenizer_metadata(add_bos=True):
@@ -37,33 +52,52 @@ def shapes(arch, hidden, n_layers, n_heads, n_kv_heads, head_dim, ffn, n_vocab, 
     out = {"token_embd.weight": (n_vocab, hidden), "output_norm.weight": (hidden,)}
     if not tied:
         out["output.weight"] = (n_vocab, hidden)
+    if arch in LAYER_NORMS:
+        out["output_norm.bias"] = (hidden,)
     if arch == "gpt2":
-        out.update({"position_embd.weight": (n_ctx, hidden), "output_norm.bias": (hidden,)})
+        out["position_embd.weight"] = (n_ctx, hidden)
+    if arch == "phi2":
+        out["output.bias"] = (n_vocab,)
     for i in range(n_layers):
-        layer = {"attn_norm.weight": (hidden,), "attn_output.weight": (hidden, q),
-                 "ffn_norm.weight": (hidden,), "ffn_up.weight": (ffn, hidden),
-                 "ffn_down.weight": (hidden, ffn)}
-        if arch == "gpt2":
-            layer.update({"attn_qkv.weight": (q + 2 * kv, hidden), "attn_qkv.bias": (q + 2 * kv,),
-                          "attn_norm.bias": (hidden,), "attn_output.bias": (hidden,),
-                          "ffn_norm.bias": (hidden,), "ffn_up.bias": (ffn,),
-                          "ffn_down.bias": (hidden,)})
-        else:
-            layer.update({"attn_q.weight": (q, hidden), "attn_k.weight": (kv, hidden),
-                          "attn_v.weight": (kv, hidden), "ffn_gate.weight": (ffn, hidden)})
-        if arch == "qwen2":
-            layer.update({"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)})
-        if arch in MIXTURES:
-            for name in ("gate", "up", "down"):
-                layer[f"ffn_{name}_exps.weight"] = (n_experts, *layer.pop(f"ffn_{name}.weight"))
-            layer["ffn_gate_inp.weight"] = (n_experts, hidden)
-        if arch in ("qwen3", "gemma3", "qwen3moe"):
-            layer.update({"attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)})
-        if arch in ("gemma2", "gemma3"):
-            layer.update({"post_attention_norm.weight": (hidden,),
-                          "post_ffw_norm.weight": (hidden,)})
+        layer = layer_shapes(arch, hidden, n_heads, q, kv, head_dim, ffn, n_experts)
+        layer = {f"{name}.weight": shape for name, shape in layer.items()}
+        for name in BIASED.get(arch, "").split():
+            shape = layer[f"{name}.weight"]
+            layer[f"{name}.bias"] = shape[:-1] if len(shape) > 1 else shape
         out.update({f"blk.{i}.{name}": shape for name, shape in layer.items()})
     return out
+
+
+def layer_shapes(arch, hidden, n_heads, q, kv, head_dim, ffn, n_experts):
+    """Return {name: shape} of the weights of a layer, without their last word."""
+    layer = {"attn_norm": (hidden,), "attn_output": (hidden, q), "ffn_norm": (hidden,),
+             "ffn_up": (ffn, hidden), "ffn_down": (hidden, ffn)}
+    layer.update({"attn_qkv": (q + 2 * kv, hidden)} if arch in FUSED else {
+        "attn_q": (q, hidden), "attn_k": (kv, hidden), "attn_v": (kv, hidden)})
+    if arch == "phi3":
+        layer["ffn_up"] = (2 * ffn, hidden)
+    elif arch not in NO_GATE:
+        layer["ffn_gate"] = (ffn, hidden)
+    if arch in MIXTURES:
+        for name in ("gate", "up", "down"):
+            layer[f"ffn_{name}_exps"] = (n_experts, *layer.pop(f"ffn_{name}"))
+        layer["ffn_gate_inp"] = (n_experts, hidden)
+    if arch == "qwen2moe":
+        layer.update({"ffn_gate_inp_shexp": (hidden,), "ffn_gate_shexp": (ffn, hidden),
+                      "ffn_up_shexp": (ffn, hidden), "ffn_down_shexp": (hidden, ffn)})
+    if arch in ("qwen3", "gemma3", "qwen3moe"):
+        layer.update({"attn_q_norm": (head_dim,), "attn_k_norm": (head_dim,)})
+    if arch in ("gemma2", "gemma3"):
+        layer.update({"post_attention_norm": (hidden,), "post_ffw_norm": (hidden,)})
+    if arch == "olmo2":
+        del layer["attn_norm"], layer["ffn_norm"]
+        layer.update({"attn_q_norm": (q,), "attn_k_norm": (kv,), "post_attention_norm": (hidden,),
+                      "post_ffw_norm": (hidden,)})
+    if arch in ("falcon", "phi2"):
+        del layer["ffn_norm"]
+    if arch == "gpt-oss":
+        layer.update({"attn_sinks": (n_heads,), "post_attention_norm": layer.pop("ffn_norm")})
+    return layer
 
 
 def tensors(arch="llama", seed=1, format="F32", hidden=32, n_layers=2, n_heads=4, n_kv_heads=2,
@@ -80,7 +114,7 @@ def tensors(arch="llama", seed=1, format="F32", hidden=32, n_layers=2, n_heads=4
         else:
             spread = scale * 2 / shape[-1] ** 0.5
             values = [rng.gauss(0, spread) for _ in range(n)]
-            kind = "F32" if "ffn_gate_inp" in name else format
+            kind = "F32" if "ffn_gate_inp" in name or name.endswith("bias") else format
         kind = kshipra.FORMATS[kind]
         out[name] = kshipra.Tensor(name, kind, shape, kind.encode(array("f", values)))
     return out
@@ -104,6 +138,17 @@ def metadata(arch="llama", hidden=32, n_layers=2, n_heads=4, n_kv_heads=2, head_
         own.update({"expert_count": n_experts, "expert_used_count": n_used})
     if arch == "qwen3moe":
         own.update({"feed_forward_length": 3 * ffn, "expert_feed_forward_length": ffn})
+    if arch in ("qwen2moe", "gpt-oss"):
+        own["expert_feed_forward_length"] = ffn
+    if arch == "qwen2moe":
+        own["expert_shared_feed_forward_length"] = ffn
+    if arch in ("gptneox", "phi2", "stablelm"):
+        own["rope.dimension_count"] = head_dim // 4 * 2
+    if arch in ("gptneox", "stablelm"):
+        own["use_parallel_residual"] = arch == "gptneox"
+    if arch == "granite":
+        own.update({"attention.scale": 0.3, "embedding_scale": 3.0, "residual_scale": 0.7,
+                    "logit_scale": 2.0})
     own.update({key.replace("__", "."): value for key, value in more.items()})
     arch = "llama" if arch == "mixtral" else arch
     return {"general.architecture": arch, **{f"{arch}.{key}": v for key, v in own.items()},
