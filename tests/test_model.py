@@ -516,7 +516,7 @@ def test_experts_of_different_types_are_refused(tmp_path, device):
 @pytest.mark.parametrize("arch, change, words", [
     ("mixtral", {"expert_count": 5}, r"blk.0.ffn_gate_inp.weight' has shape \(4, 32\)"),
     ("mixtral", {"expert_count": 3}, r"blk.0.ffn_gate_inp.weight' has shape \(4, 32\)"),
-    ("mixtral", {"expert_count": 0}, "blk.0.ffn_gate.weight' is missing"),
+    ("mixtral", {"expert_count": 0}, "blk.0.ffn_gate.*is missing"),
     ("mixtral", {"expert_count": 513}, "llama.expert_count.* is 513: 1 to 512"),
     ("mixtral", {"expert_count": 2 ** 31}, "llama.expert_count"),
     ("mixtral", {"expert_count": -1}, "llama.expert_count"),
@@ -532,7 +532,7 @@ def test_experts_of_different_types_are_refused(tmp_path, device):
     ("qwen3moe", {"expert_feed_forward_length": None},
      "qwen3moe.expert_feed_forward_length.*missing"),
     ("qwen3moe", {"expert_weights_norm": 1}, "qwen3moe.expert_weights_norm.* is 1: true or false"),
-    ("gemma", {"expert_count": 4}, "gemma.expert_count.*mixtures of experts mixtral, qwen3moe"),
+    ("gemma", {"expert_count": 4}, "gemma.expert_count.*mixtures of experts mixtral, .*qwen3moe"),
 ])
 def test_counts_of_experts_are_checked(tmp_path, arch, change, words):
     def edit(numbers, _):
