@@ -4918,6 +4918,10 @@ class Backend:
         """Return the backend that goes on when this one cannot."""
         return Reference()
 
+    def new_pool(self, layers, n_pages, page_size, kv_type):
+        """Return a PagePool, whose pages lie where this backend computes."""
+        return PagePool(layers, n_pages, page_size, kv_type)
+
     def close(self):
         """Give back threads and memory; the backend is not used again."""
 
@@ -6903,8 +6907,8 @@ class Engine:
     def new_pool(self, n_positions, page_size):
         """Return a PagePool for as many positions of this model's k and v."""
         hp = self.hparams
-        pool = PagePool([(hp.n_kv_heads, hp.head_dim)] * hp.n_layers,
-                        -(-n_positions // page_size), page_size, self.kv_type)
+        pool = self.ops.new_pool([(hp.n_kv_heads, hp.head_dim)] * hp.n_layers,
+                                 -(-n_positions // page_size), page_size, self.kv_type)
         self._pools.add(pool)
         return pool
 
@@ -14865,7 +14869,7 @@ def ledger(model, n_rows, n_positions):
 # Two doors lead in: `load`, for programs, and `main`, for the command line.  Nothing here
 # computes; the command line can do nothing that a caller of `load` could not.
 
-DEVICES = ("auto", "native", "python")
+DEVICES = ("auto", "native", "python", "cuda")
 MAX_TOKENS = 256                        # to generate, unless something else is said
 SMALL_BYTES = 8 << 20                   # weights that one core reads sooner than two agree
 STRATEGIES = {"cached": cached, "baseline": baseline}
@@ -15129,6 +15133,16 @@ def open_checkpoint(path):
     return checkpoint
 
 
+def _gpu_path():
+    """Return the module kshipra_cuda, a file beside this one.  Raises KshipraError without it."""
+    try:
+        import kshipra_cuda             # only now: it takes a while, and most runs need none of it
+    except ImportError as e:
+        raise KshipraError(f"device \"cuda\" needs kshipra_cuda.py beside kshipra.py ({e}); copy it "
+                           "there") from None
+    return kshipra_cuda
+
+
 def choose_backend(device, threads, weight_bytes):
     """Return the backend for a device: Native where it can be had, unless it is not wanted.
 
@@ -15142,6 +15156,8 @@ def choose_backend(device, threads, weight_bytes):
         threads = check_whole(named, threads, 1, 256)
     if device == "python":
         return Reference()
+    if device == "cuda":
+        return _gpu_path().Cuda(choose_backend("auto", threads, weight_bytes))
     isa, reason = choose_isa(os.environ)
 
     def plain(reason):
@@ -15181,7 +15197,8 @@ def load(path: "str | os.PathLike | None" = None, device: str = "auto",
     """Load a model.
 
     path: GGUF file, safetensors file, Hugging Face directory; None: the model in this file
-    device: "native" for machine code, "python" for chapter 4, "auto" for the first that works
+    device: "native" for machine code, "python" for chapter 4, "auto" for the first of these that
+    works; "cuda" for an NVIDIA GPU
     threads: None for all that pay   ctx_size: positions in the cache; None: the model's own, at
     most DEFAULT_CTX   kv_type: "f32", "f16" or "q8_0", for the cache   page_size: positions in
     a page of it; None: one page   cache_tokens: positions in the pages that generate_batch and
