@@ -15138,8 +15138,8 @@ def _gpu_path():
     try:
         import kshipra_cuda             # only now: it takes a while, and most runs need none of it
     except ImportError as e:
-        raise KshipraError(f"device \"cuda\" needs kshipra_cuda.py beside kshipra.py ({e}); copy it "
-                           "there") from None
+        raise KshipraError(f"device \"cuda\" needs kshipra_cuda.py beside kshipra.py ({e}); copy "
+                           "it there") from None
     return kshipra_cuda
 
 
