@@ -523,6 +523,11 @@ RUNGS = {rung.name: rung for rung in (
 )}
 
 
+def native_refusal():
+    """Return why machine code cannot be used here, or None."""
+    return kshipra.choose_isa(os.environ)[1]
+
+
 F32_LIMIT = 400_000_000                 # weights; above, a file of floats takes minutes to write
 
 
@@ -531,7 +536,7 @@ def default_rungs(n_weights):
 
     The line says what was left out, and why.
     """
-    if kshipra.native_refusal():
+    if native_refusal():
         return ["naive", "tiled", "packed", "python"], None
     names = ["naive", "tiled", "simd", "cache", "fused", "threads"]
     if n_weights <= F32_LIMIT:
@@ -594,10 +599,15 @@ def open_rung(job):
 
 
 def matrices(model):
-    """Return the matrices that every row is multiplied by."""
-    layers = [w for layer in model.weights.layers for w in vars(layer).values()
-              if isinstance(w, kshipra.Tensor) and len(w.shape) == 2]
-    return layers + [model.weights.lm_head]
+    """Return (matrix, how many of its kind multiply a row): of experts, those that are used."""
+    found = [(model.weights.lm_head, 1)]
+    for layer in model.weights.layers:
+        for w in vars(layer).values():
+            if isinstance(w, kshipra.Tensor) and len(w.shape) == 2:
+                found.append((w, 1))
+            elif isinstance(w, list) and len(w[0].shape) == 2:
+                found.append((w[0], model.hparams.n_used))
+    return found
 
 
 def estimate_s(model, matmul, n_rows=8):
@@ -608,7 +618,7 @@ def estimate_s(model, matmul, n_rows=8):
     """
     step_s = row_s = 0.0
     known = {}
-    for w in matrices(model):
+    for w, n_used in matrices(model):
         key = w.format.name, w.shape
         if key not in known:
             part, share = w[:n_rows], w.shape[0] / min(n_rows, w.shape[0])
@@ -623,7 +633,7 @@ def estimate_s(model, matmul, n_rows=8):
                 seconds.append(share * (time.perf_counter() - begun))
             a_row = max(0.0, (seconds[1] - seconds[0]) / 2)
             known[key] = max(0.0, seconds[0] - a_row), a_row
-        step_s, row_s = step_s + known[key][0], row_s + known[key][1]
+        step_s, row_s = step_s + n_used * known[key][0], row_s + n_used * known[key][1]
     return step_s, row_s
 
 
@@ -1778,7 +1788,7 @@ def chosen_rungs(args, results):
     if not names:
         names, left_out = default_rungs(results["model"]["weights"])
     results["skipped"] += [left_out] * bool(left_out)
-    rungs, refusal = [RUNGS[name] for name in names], kshipra.native_refusal()
+    rungs, refusal = [RUNGS[name] for name in names], native_refusal()
     for i, rung in enumerate(rungs):
         if rung.device == "native" and refusal:
             raise KshipraError(f"rung {rung.name} needs machine code: {refusal}; leave it out")
@@ -1860,7 +1870,7 @@ def peer_results(args, path, results, say):
         results["skipped"].append(" and ".join(found) + " skipped: the model inside kshipra.py is "
                                   "no file to give them; take --model or --shape")
         return
-    device = "python" if kshipra.native_refusal() else "native"
+    device = "python" if native_refusal() else "native"
     checkpoint = kshipra.open_checkpoint(path)
     n_ctx = kshipra.Hparams(checkpoint).n_ctx
     prompt = (kshipra.tokenizer_of(checkpoint).encode(PEER_PROMPT) * 5)[:5]

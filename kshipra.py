@@ -109,7 +109,7 @@ class KshipraError(ValueError):
     path: the file concerned; offset: the byte in it; both are kept as attributes.
     """
 
-    def __init__(self, message, path=None, offset=None):
+    def __init__(self, message: str, path=None, offset: "int | None" = None):
         at = "" if offset is None else f", byte {offset:#x}"
         name = str(path) if str(path).isprintable() and str(path) else repr(str(path))
         where = "" if path is None else name + at + ": "
@@ -403,7 +403,7 @@ class Format:
             return [_UE4M3[byte] for byte in _gather(data, self.block_bytes, runs)]
         return f16_to_f32(array("H", self.d.read(data, self.block_bytes)).tobytes())
 
-    def pack(self, codes, ds, ms=(), scales=None, mins=None):
+    def pack(self, codes, ds, ms=(), scales=None, mins=None) -> bytes:
         """Return blocks of these integers, bytes as they are stored: before bias and book."""
         data = bytearray(self.n_bytes(len(codes)))
         for field, integers in ((self.codes, codes), (self.scales, scales), (self.mins, mins)):
@@ -411,7 +411,7 @@ class Format:
                 field.write(data, self.block_bytes, integers)
         return self.with_scales(data, ds, ms)
 
-    def with_scales(self, data, ds, ms):
+    def with_scales(self, data, ds, ms) -> bytes:
         """Return the blocks in `data` with the scales ds and minimums ms, one a block, instead of
         their own; a format without minimums takes none of ms, one without f16 what is near."""
         data, size = bytearray(data), self.block_bytes
@@ -1482,13 +1482,6 @@ class Tensor:
         return Tensor(self.name, self.format, self.shape[::-1], self._data, self.offset,
                       self.path, self.strides[::-1])
 
-    def reshape(self, *shape):
-        """Return a view of a contiguous tensor with another shape of the same size."""
-        if not self.contiguous or math.prod(shape) != self.size:
-            raise KshipraError(f"tensor {_quote(self.name)} of shape {self.shape} cannot be seen "
-                               f"as {shape}", self.path, self.offset)
-        return Tensor(self.name, self.format, shape, self._data, self.offset, self.path)
-
     def __getitem__(self, index):
         """Return the view at ints and slices, one for each leading axis."""
         index = index if isinstance(index, tuple) else (index,)
@@ -1779,7 +1772,7 @@ class GGUF:
     data: the file's bytes, where they are in memory already; `path` is then only a name.
     """
 
-    def __init__(self, path, data=None):
+    def __init__(self, path: "str | os.PathLike", data=None):
         self.path = check_path(path)
         view = _map_file(self.path) if data is None else memoryview(data)
         self.version, self.metadata, self.tensors = _read_gguf(self.path, view)
@@ -1787,7 +1780,7 @@ class GGUF:
         if n_parts != 1 and n_parts != 0:
             self._add_parts(n_parts)
 
-    def require_model(self):
+    def require_model(self) -> None:
         """Refuse a GGUF that is only something beside a model, as a LoRA adapter is."""
         kind, arch = (self.metadata.get("general." + key) for key in ("type", "architecture"))
         kind = {"clip": "mmproj"}.get(arch, kind) if isinstance(arch, str) else kind
@@ -1881,7 +1874,7 @@ def _safetensors_tensor(name, info, view, data_off, cursor):
 class Safetensors:
     """A safetensors file: metadata ({str: str}) and tensors ({name: Tensor})."""
 
-    def __init__(self, path):
+    def __init__(self, path: "str | os.PathLike"):
         self.path = check_path(path)
         view = _map_file(self.path)
         cursor = _Cursor(view, self.path)
@@ -1942,7 +1935,7 @@ class HFDirectory:
     tensors: {name: Tensor} of all shards   files: paths of the safetensors files read
     """
 
-    def __init__(self, path):
+    def __init__(self, path: "str | os.PathLike"):
         self.path = check_path(path)
         self.config = self._object("config.json")
         generation = "generation_config.json"
@@ -1969,7 +1962,7 @@ class HFDirectory:
                                + ", ".join(wrong[:8]) + more + "; fetch the whole model anew",
                                self.path)
 
-    def require_model(self):
+    def require_model(self) -> None:
         """Refuse weights that another tool has packed in its own way."""
         found = self.config.get("quantization_config")
         if found is None and self._has("quantize_config.json"):
@@ -2830,7 +2823,7 @@ class Tokenizer:
         """The source of the template for conversations, or None."""
         return self.chat_templates.get("default")
 
-    def template(self, name="default"):
+    def template(self, name: str = "default"):
         """Return the ChatTemplate of a name, or the default one if there is none such."""
         source = self.chat_templates.get(name, self.chat_template)
         if source is None:
@@ -2855,7 +2848,7 @@ class Tokenizer:
         text = re.sub("[\ud801-\udfff]", "\ufffd", text)
         return self._begin(self._encode_parts(text, True))
 
-    def hide(self, text):
+    def hide(self, text: str) -> str:
         """Return text with the mark _HIDE in all that spells a control token, or ends like the
         beginning of one.  So rendering, which is done on text, leaves what a template wrote and
         what a user wrote distinct: a spelling with the mark in it is matched by no token."""
@@ -4907,6 +4900,7 @@ class Backend:
 
     name: the device   isa: its instructions   n_threads: that share its work
     prefill_rows: how many rows of a prompt make a step
+    required: asked for by name, so that no other may go on for it
     Every backend has besides
         run(forward, model, batch)      the logits of the wanted rows, all finite
         the operation surface           what `forward` calls; or it is handed a recorder of it
@@ -4914,8 +4908,13 @@ class Backend:
     Any of them may raise BackendFault; then `fallback` goes on, and gives the same bits.
     """
 
-    def fallback(self):
-        """Return the backend that goes on when this one cannot."""
+    required = False
+
+    def fallback(self, fault):
+        """Return the backend that goes on when this one cannot, and say so."""
+        if self.required:
+            raise refused_by_name(fault) from None
+        warn_plain(fault)
         return Reference()
 
     def new_pool(self, layers, n_pages, page_size, kv_type):
@@ -4948,6 +4947,11 @@ class Backend:
 def warn_plain(reason):
     """Say, in one line, that plain Python computes, and why."""
     warn(f"computing in plain Python, which is slow: {reason}")
+
+
+def refused_by_name(reason):
+    """Return the KshipraError for machine code that was asked for and cannot be had."""
+    return KshipraError(f"machine code cannot be used: {reason}; use device=\"python\"")
 
 
 PREPARED_LIMIT_BYTES = 2 << 30          # weights kept unpacked, at most
@@ -5398,11 +5402,11 @@ class Sequence:
     ids: of the full pages that can be found, from the first one on; see PagePool.publish
     """
 
-    def __init__(self, pool):
+    def __init__(self, pool: "PagePool"):
         self.pool, self.table, self.tokens, self.ids = pool, array("i"), [], []
         pool.sequences.add(self)
 
-    def reserve(self, first, end):
+    def reserve(self, first: int, end: int) -> None:
         """Own writable pages for positions first..end-1; a page held elsewhere too is copied."""
         size = self.pool.page_size
         while len(self.table) * size < end:
@@ -5413,13 +5417,13 @@ class Sequence:
                 self.pool.release(shared)
             self.pool.forget(self.table[i])
 
-    def n_new_pages(self, end):
+    def n_new_pages(self, end: int) -> int:
         """Return how many pages `reserve` will take for the next positions, up to `end`."""
         size, first = self.pool.page_size, len(self.tokens) // self.pool.page_size
         shared = sum(self.pool.refs[page] > 1 for page in self.table[first:])
         return max(0, -(-end // size) - len(self.table)) + shared
 
-    def publish(self):
+    def publish(self) -> None:
         """Let the pages that are full by now be found by texts that begin alike."""
         size, pool = self.pool.page_size, self.pool
         for i in range(len(self.ids), len(self.tokens) // size):
@@ -5431,7 +5435,7 @@ class Sequence:
                 pool.release(own)
             self.ids.append(id)
 
-    def adopt(self, tokens):
+    def adopt(self, tokens: list) -> int:
         """Take over, into an empty sequence, the pages with the beginning of `tokens`.
 
         One token is always left over: its logits have to be computed.
@@ -5453,7 +5457,7 @@ class Sequence:
         pool.n_found += n
         return n
 
-    def truncate(self, length):
+    def truncate(self, length: int) -> None:
         """Forget the positions from `length` on, and give back the pages that only they used."""
         del self.tokens[length:]
         del self.ids[length // self.pool.page_size:]
@@ -5461,7 +5465,7 @@ class Sequence:
         while len(self.table) > keep:
             self.pool.release(self.table.pop())
 
-    def fork(self):
+    def fork(self) -> "Sequence":
         """Return a sequence with the same past; pages are shared until one of the two writes."""
         other = Sequence(self.pool)
         for page in self.table:
@@ -5470,7 +5474,7 @@ class Sequence:
         other.tokens, other.ids = list(self.tokens), list(self.ids)
         return other
 
-    def common_prefix(self, tokens):
+    def common_prefix(self, tokens) -> int:
         """Return how many of `tokens` this sequence begins with, at most len(tokens) - 1.
 
         One token is always left over: its logits have to be computed.
@@ -5480,13 +5484,13 @@ class Sequence:
             return n
         return next(i for i in range(n) if self.tokens[i] != tokens[i])
 
-    def planes(self, end):
+    def planes(self, end: int):
         """Yield the runs of bytes of positions 0..end-1, a list for each layer, k and v, head."""
         for layer, (n_kv_heads, _) in enumerate(self.pool.layers):
             for which, head in itertools.product((0, 1), range(n_kv_heads)):
                 yield list(self.pool.runs(layer, self, which, head, 0, end))
 
-    def copy_to(self, pool):
+    def copy_to(self, pool: "PagePool") -> "Sequence":
         """Return a sequence of another pool of the same kind that holds the same."""
         other = Sequence(pool)
         try:
@@ -5497,7 +5501,7 @@ class Sequence:
             raise
         return other
 
-    def fill(self, tokens, data):
+    def fill(self, tokens: list, data: bytes) -> None:
         """Take pages for `tokens`, and write the bytes of all planes into them."""
         self.reserve(0, len(tokens))
         tokens = list(tokens)
@@ -6888,8 +6892,9 @@ class Engine:
     turn: the lock of whoever uses the cache and the backend; one thread at a time does
     """
 
-    def __init__(self, checkpoint, ops, ctx_size=None, kv_type="f16", page_size=None,
-                 cache_tokens=None):
+    def __init__(self, checkpoint, ops: Backend, ctx_size: "int | None" = None,
+                 kv_type: str = "f16", page_size: "int | None" = None,
+                 cache_tokens: "int | None" = None):
         self.checkpoint, self.ops, self.prefill_rows = checkpoint, ops, ops.prefill_rows
         self.hparams = hp = Hparams(checkpoint)
         self.ctx_size = hp.ctx_size = hp.check_ctx(ctx_size)
@@ -6904,7 +6909,7 @@ class Engine:
         self.after_fork()
         _ENGINES.add(self)
 
-    def new_pool(self, n_positions, page_size):
+    def new_pool(self, n_positions: int, page_size: int) -> PagePool:
         """Return a PagePool for as many positions of this model's k and v."""
         hp = self.hparams
         pool = self.ops.new_pool([(hp.n_kv_heads, hp.head_dim)] * hp.n_layers,
@@ -6912,11 +6917,11 @@ class Engine:
         self._pools.add(pool)
         return pool
 
-    def after_fork(self):
+    def after_fork(self) -> None:
         """Begin anew what a forked child has no part in: the turns of its parent's threads."""
         self.turn, self._stepping = threading.RLock(), threading.Lock()
 
-    def close(self):
+    def close(self) -> None:
         """Give back threads, machine code and the file; after this the engine computes no more."""
         with self.turn:
             ops, self.ops = self.ops, None
@@ -6930,7 +6935,7 @@ class Engine:
     def __exit__(self, *_):
         self.close()
 
-    def identity(self):
+    def identity(self) -> str:
         """Return a digest that two models share only if they compute the same.
 
         It is made of the numbers of the file, and of every tensor's name, format, shape and
@@ -6945,7 +6950,7 @@ class Engine:
                 digest.update(repr((key, value)).encode("utf-8", "replace"))
         return digest.hexdigest()
 
-    def step(self, rows, wanted=None):
+    def step(self, rows: list, wanted: "list | None" = None) -> list:
         """Run rows through the model and return the logits of those that are wanted.
 
         rows: list of (token, position, Sequence); rows of many sequences mix freely, those of
@@ -7024,15 +7029,14 @@ class Engine:
             try:
                 return call(self.ops)
             except BackendFault as fault:
-                warn_plain(fault)
-                self.ops = self.ops.fallback()
+                self.ops = self.ops.fallback(fault)
                 return call(self.ops)
 
-    def largest(self, row, k):
+    def largest(self, row: array, k: int) -> "list[int]":
         """As Backend.largest."""
         return self.compute(lambda ops: ops.largest(row, k))
 
-    def exp_sum(self, row, top):
+    def exp_sum(self, row: array, top: float) -> float:
         """As Backend.exp_sum."""
         return self.compute(lambda ops: ops.exp_sum(row, top))
 
@@ -7180,7 +7184,7 @@ class Sampler:
         twin.random.setstate(self.random.getstate())
         return twin
 
-    def candidates(self, logits):
+    def candidates(self, logits: array) -> "list[tuple[float, int]]":
         """Return the (logit, token) pairs that the filters leave, best first.
 
         Without top-k every token is a candidate, but the later filters mostly leave few; so
@@ -14412,7 +14416,8 @@ class Native(Backend):
 
     name, prefill_rows = "native", 192      # a multiple of the six rows that a tile holds
 
-    def __init__(self, isa, n_threads):
+    def __init__(self, isa, n_threads, required=False):
+        self.required = required
         self.isa, self.kernels, self.resident = isa, Kernels(isa), Resident()
         self.row_search, self.checked = RowSearch(self.kernels), set()
         self.arena, self.peak_bytes = Memory(ARENA_BYTES), 0
@@ -14556,11 +14561,6 @@ class Native(Backend):
         return self.row_search.exp_sum(row, top)
 
 
-def native_refusal():
-    """Return why machine code cannot be used here, or None."""
-    return choose_isa(os.environ)[1]
-
-
 # ---------------------------------------------------------------------------------------
 # Part III. Around the engine
 #
@@ -14642,9 +14642,9 @@ class Profile:
             self.note(KERNELS[call.kernel].cost(call, batch), seconds)
         return logits
 
-    def fallback(self):
+    def fallback(self, fault):
         """Go on timing, on what the backend falls back to."""
-        self.ops = self.ops.fallback()
+        self.ops = self.ops.fallback(fault)
         return self
 
 
@@ -14845,22 +14845,36 @@ def activation_bytes(hp, n_rows, n_vocab):
     return 4 * (n_rows * (3 * hp.hidden + 2 * q_dim + 2 * kv_dim + inside) + n_vocab)
 
 
-def ledger(model, n_rows, n_positions):
-    """Return {name: bytes} of what a model holds for a text of n_positions, n_rows a step.
+def memory_plan(checkpoint, hp, kv_type, n_rows, n_positions):
+    """Return {name: bytes} of what a text of n_positions takes, n_rows a step.
 
-    weights: mapped, so the system can drop them   unpacked: their copies for plain Python
-    activations: of the widest step, the logits included
+    weights: mapped, so the system can drop them
+    activations: of the widest step, the logits of one row included
     scores: a chunk of each head, merged before the next; a matrix would be n_heads * S * S
     """
-    hp = model.hparams
-    rows_bytes = activation_bytes(hp, min(n_rows, model.prefill_rows), hp.n_vocab)
+    n_vocab = Loader(checkpoint, hp).embedding().shape[0]
     return {
-        "weights": sum(t.n_bytes for t in model.checkpoint.tensors.values()),
-        "unpacked": getattr(model.ops, "prepared_bytes", 0),
-        "KV": model.cache.page_bytes * n_positions // model.cache.page_size,
-        "activations": getattr(model.ops, "peak_bytes", 0) or rows_bytes,
+        "weights": sum(t.n_bytes for t in checkpoint.tensors.values()),
+        "KV": kv_position_bytes(hp, kv_type) * n_positions,
+        "activations": activation_bytes(hp, n_rows, n_vocab),
         "scores": 4 * CHUNK * hp.n_heads,
     }
+
+
+def kv_position_bytes(hp, kv_type):
+    """Return what the k and v of one position take in all layers."""
+    return 2 * hp.n_layers * hp.n_kv_heads * kv_vector_bytes(kv_type, hp.head_dim)
+
+
+def ledger(model, n_rows, n_positions):
+    """Return {name: bytes} of what a model holds after a text: its plan, as it came about.
+
+    unpacked: copies of weights for plain Python
+    """
+    held = memory_plan(model.checkpoint, model.hparams, model.kv_type,
+                       min(n_rows, model.prefill_rows), n_positions)
+    held["activations"] = getattr(model.ops, "peak_bytes", 0) or held["activations"]
+    return {**held, "unpacked": getattr(model.ops, "prepared_bytes", 0)}
 
 
 # ---------------------------------------------------------------------------------------
@@ -14921,7 +14935,7 @@ class Model(Engine):
             return list(map(operator.index, prompt))
         return self.tokenizer.encode_prompt(prompt)
 
-    def check_prompt(self, ids):
+    def check_prompt(self, ids: list) -> None:
         """Refuse a prompt that is empty or longer than the context; nothing is ever cut."""
         if not ids:
             raise KshipraError("the prompt is empty and this model has no token to begin with; "
@@ -14931,7 +14945,7 @@ class Model(Engine):
                                f"{self.ctx_size}; shorten it or use a larger ctx_size "
                                f"(the model was trained for {self.hparams.n_ctx})")
 
-    def check_limit(self, max_tokens, room):
+    def check_limit(self, max_tokens: "int | None", room: int) -> int:
         """Return how many tokens to generate: max_tokens, None for all, at most `room`."""
         if max_tokens is None:
             return room
@@ -15024,11 +15038,12 @@ class Model(Engine):
                 self._scheduler = Scheduler(self, pool)
             return self._scheduler
 
-    def after_fork(self):
+    def after_fork(self) -> None:
         super().after_fork()
         self._scheduler = None          # it and its requests are the parent's
 
     def close(self) -> None:
+        """Give back threads, machine code and the file; what is being generated ends."""
         for held in (self._scheduler, self._own_draft):
             if held is not None:
                 held.close()
@@ -15162,7 +15177,7 @@ def choose_backend(device, threads, weight_bytes):
 
     def plain(reason):
         if device == "native":
-            raise KshipraError(f"machine code cannot be used: {reason}; use device=\"python\"")
+            raise refused_by_name(reason)
         if os.environ.get("KSHIPRA_ISA") != "python":
             warn_plain(reason)
         return Reference()
@@ -15177,7 +15192,7 @@ def choose_backend(device, threads, weight_bytes):
              "processors")
         threads = n_cpus
     try:
-        return Native(isa, threads)
+        return Native(isa, threads, device == "native")
     except BackendFault as fault:
         return plain(fault)
 
@@ -15274,19 +15289,17 @@ def describe(path, ctx_size=None, kv_type="f16"):
         return
     checkpoint.require_model()
     hp = Hparams(checkpoint)
-    n_ctx = hp.check_ctx(ctx_size)
-    kv_bytes = 2 * hp.n_layers * hp.n_kv_heads * kv_vector_bytes(kv_type, hp.head_dim)
-    n_vocab = Loader(checkpoint, hp).embedding().shape[0]
-    scratch = activation_bytes(hp, Reference.prefill_rows, n_vocab)
+    n_ctx, n_rows = hp.check_ctx(ctx_size), Reference.prefill_rows
+    plan = memory_plan(checkpoint, hp, kv_type, n_rows, n_ctx)
     if hp.arch.experts:
         idle = sum(t.n_bytes for name, t in checkpoint.tensors.items()
                    if EXPERT_TENSORS.fullmatch(name)) * (hp.n_experts - hp.n_used) // hp.n_experts
         yield (f"  experts      {hp.n_used} of {hp.n_experts} in each layer for a token, which so "
                f"reads {count(weight_bytes - idle, 'B')} of the weights")
-    yield (f"  KV cache     {count(kv_bytes * n_ctx, 'B')}, {kv_type}, {n_ctx} positions "
-           f"of {kv_bytes} bytes")
-    yield f"  scratch      {count(scratch, 'B')}, for {Reference.prefill_rows} rows at a time"
-    total, free = weight_bytes + kv_bytes * n_ctx + scratch, free_memory_bytes()
+    yield (f"  KV cache     {count(plan['KV'], 'B')}, {kv_type}, {n_ctx} positions "
+           f"of {kv_position_bytes(hp, kv_type)} bytes")
+    yield f"  scratch      {count(plan['activations'], 'B')}, for {n_rows} rows at a time"
+    total, free = sum(plan.values()), free_memory_bytes()
     verdict = "" if free is None else \
         f" of {count(free, 'B')} free" + ("" if total <= free else ": too little memory")
     yield f"  together     {count(total, 'B')}{verdict}"

@@ -3,6 +3,7 @@ import json
 import math
 import struct
 import sys
+import types
 import zlib
 
 import pytest
@@ -14,7 +15,7 @@ import kshipra
 import tiny as tiny_models
 
 TINY = bench.Shape("llama", 2, 64, 96, 4, 2, 300, 256)
-HAS_NATIVE = kshipra.native_refusal() is None
+HAS_NATIVE = bench.native_refusal() is None
 RUNGS = [rung for rung in bench.RUNGS.values() if HAS_NATIVE or rung.device == "python"]
 
 
@@ -161,12 +162,12 @@ def test_rungs_of_the_same_numerics_give_identical_tokens(tiny):
 
 
 def test_the_default_ladder_suits_machine_and_model(monkeypatch):
-    monkeypatch.setattr(kshipra, "native_refusal", lambda: None)
+    monkeypatch.setattr(bench, "native_refusal", lambda: None)
     assert bench.default_rungs(1e6)[0] == ["naive", "tiled", "simd", "cache", "fused", "threads"]
     names, left_out = bench.default_rungs(1.1e9)
     assert names == ["naive", "tiled", "fused", "threads"]
     assert "simd and cache left out" in left_out
-    monkeypatch.setattr(kshipra, "native_refusal", lambda: "no AVX2")
+    monkeypatch.setattr(bench, "native_refusal", lambda: "no AVX2")
     assert bench.default_rungs(1e6) == (["naive", "tiled", "packed", "python"], None)
 
 
@@ -197,84 +198,37 @@ def test_a_rung_without_time_is_estimated(tiny):
     assert bench.estimated_run((0.5, 2.0), 65, 3, "cached")["token_s"] == [131.0, 2.5, 2.5]
 
 
-def test_an_estimate_is_of_the_size_of_what_it_estimates(tiny):
-    model = kshipra.load(tiny["file"], device="python", ctx_size=64)
-    for matmul in ("naive", "tiled", "packed"):
-        step_s, row_s = bench.estimate_s(model, matmul)
-        assert 0 < step_s + row_s < 60
+@pytest.mark.parametrize("matmul", ["naive", "tiled", "packed"])
+def test_an_estimate_counts_every_matrix_and_the_experts_that_are_used(monkeypatch, tmp_path,
+                                                                       matmul):
+    """On a clock that a multiplication moves on: by 3 for a weight, and by 2 more for each row."""
+    now = [0]
+
+    def multiply(w, x):
+        now[0] += w.size * (3 + 2 * len(x))
+
+    model = kshipra.load(tiny_models.write(tmp_path / "m.gguf", "mixtral", format="Q8_0",
+                                           n_experts=5, n_used=2), device="python")
+    monkeypatch.setattr(bench, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(kshipra, "matmul_" + matmul, multiply)
+    if matmul == "packed":              # of the router, which is not quantized
+        monkeypatch.setattr(kshipra, "matmul_tiled", multiply)
+        monkeypatch.setattr(kshipra, "PackedWeight", lambda part: part)
+    attention, experts, router = 2 * 32 * 32 + 2 * 16 * 32, 2 * 3 * 64 * 32, 5 * 32
+    n = 2 * (attention + experts + router) + tiny_models.N_TOKENS * 32
+    assert bench.estimate_s(model, matmul) == pytest.approx((3 * n, 2 * n))
 
 
-# 4. Where time and memory go
+# 4. Where time and memory go: of a profile, tests/test_tools.py
 
-@pytest.mark.parametrize("device", ["python"] + ["native"] * HAS_NATIVE)
-def test_a_profile_counts_what_a_step_must_move_and_do(tiny, device):
-    model = kshipra.load(tiny["file"], device=device, threads=2, ctx_size=64)
-    parts = {part["phase"]: part for part in bench.profile(model, [1, 2, 3], 4)}
-    lines = {line["operation"]: line for line in parts["decode"]["lines"]}
-    weights = [w for layer in model.weights.layers for w in vars(layer).values()
-               if isinstance(w, kshipra.Tensor)]
-    made = [line for name, line in lines.items() if name == "matmul Q4_1"]
-    assert sum(line["calls"] for line in made) == 4 * len(weights)
-    assert sum(line["operations"] for line in made) == 4 * 2 * sum(w.size for w in weights)
-    # position p sees p + 1 positions: 4 multiplications and additions for each of 64 numbers
-    assert lines["attention"]["operations"] == 2 * 4 * 64 * (4 + 5 + 6 + 7)
-    assert all(line["seconds"] >= 0 and line["bytes"] > 0 for line in lines.values())
-    assert parts["prefill"]["rows"] == 3
-    assert {line["operation"] for line in parts["prefill"]["lines"]} == set(lines)
-
-
-@pytest.mark.parametrize("device", ["python"] + ["native"] * HAS_NATIVE)
-def test_a_profile_counts_the_experts_that_are_used(tmp_path, device):
-    """One row reads as many experts as it uses; three rows at most all of them."""
-    path = tiny_models.write(tmp_path / "tiny.gguf", "mixtral", format="Q8_0", n_layers=1,
-                             n_experts=5, n_used=2)
-    model = kshipra.load(path, device=device, threads=2, ctx_size=64)
-    found = kshipra.profile(model, [1, 2, 3], 4)
-    attention, head = 2 * 32 * 32 + 2 * 16 * 32, tiny_models.N_TOKENS * 32
-    for phase, n_steps, n_rows, n_read in (("decode", 4, 1, 2), ("prefill", 1, 3, 5)):
-        line, = [line for line in found[phase] if line["operation"] == "matmul Q8_0"]
-        n_picks = 2 * n_rows
-        activations = n_rows * (6 * 32 + 2 * 16) + 32 + tiny_models.N_TOKENS \
-            + 3 * n_picks * (32 + 64)
-        weights = attention + head + n_read * 3 * 64 * 32
-        assert line["bytes"] == n_steps * (weights * 34 // 32 + 4 * activations)
-        assert line["operations"] == n_steps * 2 * (
-            n_rows * attention + head + n_picks * 3 * 64 * 32)
-        lines = {line["operation"]: line for line in found[phase]}
-        assert lines["mix"]["bytes"] == n_steps * 4 * 3 * 32 * n_rows
-        assert lines["route"]["calls"] == n_steps
-
-
-@pytest.mark.skipif(not HAS_NATIVE, reason="no machine code here")
-def test_a_timed_run_computes_what_an_untimed_one_does(tiny):
-    model = kshipra.load(tiny["file"], device="native", threads=2, ctx_size=64)
-    expected = model.logits([5, 6, 7])
-    model.ops = kshipra.Profile(model.ops)
-    assert model.logits([5, 6, 7]) == expected
-
-
-@pytest.mark.skipif(not HAS_NATIVE, reason="no machine code here")
-def test_the_limits_of_the_machine_are_measured():
-    found = kshipra.ceilings(1)
-    assert found["threads"] == 1
-    assert found["read_bytes_s"] > 1e8 and found["int8_ops_s"] > found["f32_ops_s"] > 1e8
-
-
-def test_a_limit_is_the_one_that_takes_longer():
-    limits = {"read_bytes_s": 1e9, "int8_ops_s": 1e11, "f32_ops_s": 1e10, "threads": 1}
-    line = {"operation": "matmul Q4_K", "seconds": 2.0, "bytes": 1e9, "operations": 1e9}
-    assert kshipra.against_ceiling(line, limits) == (50.0, "memory-bound")
-    line["operations"] = 2e11
-    assert kshipra.against_ceiling(line, limits) == (100.0, "compute-bound")
-    line.update(operation="attention", operations=2e10)
-    assert kshipra.against_ceiling(line, limits) == (100.0, "compute-bound")
-
-
-def test_the_command_line_prints_profile_and_memory(capsys):
-    assert kshipra.main(["-p", "Once", "-n", "2", "-c", "64", "--profile"]) == 0
-    out = capsys.readouterr().out
-    for word in ("prefill, ", "decode, 2 tokens", "matmul Q4_0", "attention", "weights", "KV"):
-        assert word in out
+def test_the_profile_of_a_rung_begins_without_a_cache(tiny):
+    model = bench.open_model({"device": "python", "matmul": "packed", "path": tiny["file"],
+                              "ctx_size": 64})
+    for n_prompt in (3, 3, 2):
+        parts = {part["phase"]: part for part in bench.profile(model, [1, 2, 3][:n_prompt], 2)}
+        assert parts["prefill"]["rows"] == n_prompt and parts["decode"]["rows"] == 1
+        lines = {line["operation"]: line for line in parts["prefill"]["lines"]}
+        assert lines["embed"]["operations"] == n_prompt * 64
 
 
 # 5. Many texts

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, strategies as st
 import kshipra
 import tiny
 
-pytestmark = pytest.mark.skipif(kshipra.native_refusal() is not None,
-                                reason=str(kshipra.native_refusal()))
+pytestmark = pytest.mark.skipif(tiny.REFUSAL is not None,
+                                reason=str(tiny.REFUSAL))
 QUANT = ("Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K_M Q4_K_M Q4_K_S Q5_K_M Q6_K").split()
 
 

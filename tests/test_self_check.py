@@ -11,8 +11,8 @@ import kshipra
 import tiny
 from test_programs import IDS, engine, native_shared, reference, run
 
-pytestmark = pytest.mark.skipif(kshipra.native_refusal() is not None,
-                                reason=str(kshipra.native_refusal()))
+pytestmark = pytest.mark.skipif(tiny.REFUSAL is not None,
+                                reason=str(tiny.REFUSAL))
 
 
 @pytest.fixture(scope="module")
@@ -232,3 +232,27 @@ def test_plain_python_refuses_a_host_that_computes_otherwise():
             with pytest.raises(kshipra.KshipraError, match="does not round to the nearest"):
                 run(model, IDS[:3])
         assert len(run(model, IDS[:3])) == 3
+
+
+def test_machine_code_that_is_asked_for_by_name_is_never_replaced(monkeypatch, tmp_path, capsys):
+    """device="native": heads too wide, code refused or wrong are errors, not plain Python."""
+    path = tiny.write(tmp_path / "wide.gguf", hidden=8, n_heads=1, n_kv_heads=1, head_dim=1 << 14,
+                      n_layers=1, ffn=8)
+    refuses = pytest.raises(kshipra.KshipraError, match="too wide.*device=\"python\"")
+    model = kshipra.load(path, "native", ctx_size=8)
+    for _ in range(2):                  # and the second time as the first
+        with refuses:
+            model.logits([1, 2])
+    with refuses:
+        kshipra.profile(model, [1, 2], 1)
+    assert kshipra.main(["-m", path, "-p", "ab", "-n", "1", "-c", "8", "--device", "native"]) == 1
+    assert "too wide" in capsys.readouterr().err
+    assert len(kshipra.load(path, ctx_size=8).logits([1, 2])) == 2      # "auto" goes on
+
+    monkeypatch.setitem(kshipra.KERNELS, "add", dead(kshipra.KERNELS["add"]))
+    path = tiny.write(tmp_path / "m.gguf")
+    with pytest.raises(kshipra.KshipraError, match="code of add"):
+        kshipra.load(path, "native").logits([1, 2])
+    monkeypatch.setattr(kshipra, "compile_kernels", lambda kernels, isa: (None, "no permission"))
+    with pytest.raises(kshipra.KshipraError, match="no permission"):
+        kshipra.load(path, "native").logits([1, 2])

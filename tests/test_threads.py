@@ -16,8 +16,8 @@ import pytest
 import kshipra
 import tiny
 
-NATIVE = pytest.mark.skipif(kshipra.native_refusal() is not None,
-                            reason=str(kshipra.native_refusal()))
+NATIVE = pytest.mark.skipif(tiny.REFUSAL is not None,
+                            reason=str(tiny.REFUSAL))
 GREEDY = dict(temperature=0, ignore_eos=True)
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 

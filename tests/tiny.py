@@ -15,6 +15,7 @@ EXTRA = iter(range(256, 512))
 LETTERS = [chr(b) if b in PLAIN else chr(next(EXTRA)) for b in range(256)]
 BOS, EOS, EOT = 256, 257, 258
 N_TOKENS = 259
+REFUSAL = kshipra.choose_isa(os.environ)[1]     # why there is no machine code here, or None
 MIXTURES = ("mixtral", "qwen3moe", "qwen2moe", "gpt-oss")      # a GGUF calls the first llama
 BIASED = {      # the tensors of a layer that have a bias; the others have none
     "gpt2": "attn_qkv attn_norm attn_output ffn_norm ffn_up ffn_down",
