@@ -1,5 +1,6 @@
 """Chapter 20: what calls cost, profiles, the limits of the machine, the plan of the memory."""
 import ctypes
+import math
 import os
 import time
 import types
@@ -171,20 +172,19 @@ def test_the_limits_of_the_machine_are_measured():
     as many operations with one instruction for all, 2 or 3 times where it takes three.  memcpy
     reads as much as it writes; to read alone is faster, but not by a factor of ten.
     """
-    limits = kshipra.ceilings(1)
+    tries = [kshipra.ceilings(1) for _ in range(3)]         # others may be at work here
+    limits = {name: max(found[name] for found in tries) for name in tries[0]}
     assert limits["threads"] == 1
-    assert 1.3 < limits["int8_ops_s"] / limits["f32_ops_s"] < 20
+    assert 1.3 < limits["int8_ops_s"] / limits["f32_ops_s"] < 30
     # 2 additions and 2 multiplications of 8 at up to 6.5 GHz; more is no processor of today
     assert 1e9 < limits["f32_ops_s"] < 6.5e9 * 64
-    data, best = bytearray(64 << 20), 1.0
-    for _ in range(5):
+    source, best = bytearray(64 << 20), math.inf
+    target = memoryview(bytearray(len(source)))
+    for _ in range(10):
         begun = time.perf_counter()
-        copy = bytes(data)
+        target[:] = source
         best = min(best, time.perf_counter() - begun)
-    del copy
-    copied_s = len(data) / best
-    assert copied_s / 4 < limits["read_bytes_s"] < 40 * copied_s
-    assert limits["read_bytes_s"] < limits["f32_ops_s"] * 8
+    assert 0.5 < limits["read_bytes_s"] / (len(source) / best) < 15
 
 
 def test_a_limit_is_the_one_that_takes_longer():
