@@ -5638,7 +5638,8 @@ class Arch(NamedTuple):
     act: str = "silu"
     rope: str = "half"
     qk_norm: str = "head"
-    parallel: object = None             # both halves of a layer read the same x; None: never
+    parallel: object = None             # both halves of a layer read the same x; None: never;
+                                        # "one norm": where a layer has but one norm
     window_every: int = 0
     no_rope_every: int = 0
     window_unused: bool = False         # its files name a window that they do not use
@@ -5784,8 +5785,8 @@ ARCHITECTURES = {
         hf_names={"w_up": "mlp.c_fc", "w_down": "mlp.c_proj"}),
     "stablelm": Arch(
         "attn_norm+b wq?b wk?b wv?b wo ?ffn_norm+b w_gate w_up w_down",
-        outer="embed out_norm+b ?lm_head", norm="layer", parallel=False, partial=True,
-        defaults={"rope_part": 0.25}),
+        outer="embed out_norm+b ?lm_head", norm="layer", parallel="one norm",
+        partial=True, defaults={"rope_part": 0.25}),
     "olmo2": LLAMA._replace(
         slots="wq wk wv wo q_norm k_norm post_attn_norm w_gate w_up w_down post_ffn_norm",
         rope="half", qk_norm="all", hf_names=POST_NORMS),
@@ -6041,7 +6042,7 @@ class Hparams:
                 setattr(self, name, f32(value))
         self.parallel = False
         if self.arch.parallel is not None:
-            self.parallel = self.flag("parallel", self.arch.parallel)
+            self.parallel = self.flag("parallel", self.arch.parallel is True)
         part = self.number("rope_part")
         if part != 1 and not self.arch.partial:
             self.fail("rope_part", part, f"with {self.arch_name} only 1 is supported")
@@ -6678,7 +6679,7 @@ class Loader:
         """Return the Weights of layer i."""
         shapes, layer = slot_shapes(self.hp, self.hp.arch), Weights()
         for slot, must, bias in slots_of(self.hp.arch):
-            # with both halves on the same x one norm may do for both
+            # With both halves on the same x one norm may do for both.
             spare = not must and (slot != "ffn_norm" or self.hp.parallel)
             if spare and not self.has(slot, i):
                 continue
@@ -6737,6 +6738,8 @@ def load_weights(checkpoint, hp):
     shapes = {"pos_embed": (hp.n_ctx, hp.hidden), "out_norm": (hp.hidden,),
               "lm_head": (hp.n_vocab, hp.hidden),
               **dict.fromkeys(("rope_freqs", "rope_long", "rope_short"), (hp.n_rot // 2,))}
+    if hp.arch.parallel == "one norm":      # what converters write of it is often wrong
+        hp.parallel = not (load.has("ffn_norm", 0) or load.has("ffn_norm", 1))
     w.layers = [load.layer(i) for i in range(hp.n_layers)]
     for slot, must, bias in slots_of(hp.arch, "outer"):
         if slot != "embed" and (must or load.has(slot)):

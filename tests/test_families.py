@@ -271,3 +271,81 @@ def test_a_fused_tensor_may_come_in_its_parts(tmp_path, files):
                     weights[name] = kshipra.Tensor(name, t.format, t[a:b].shape,
                                                    bytes(t[a:b].data))
     assert load_tiny(tmp_path, numbers, weights, "python").logits(tiny.ids(5)) == whole
+
+
+def test_a_stablelm_is_parallel_where_it_has_one_norm(tmp_path):
+    """Converters write use_parallel_residual = true of models that are not."""
+    def load(change):
+        numbers, weights = numbers_and_weights("stablelm")
+        change(numbers, weights)
+        return load_tiny(tmp_path, numbers, weights, "python")
+
+    def says_parallel(numbers, weights):
+        numbers["stablelm.use_parallel_residual"] = True
+
+    def one_norm(numbers, weights):
+        for name in [name for name in weights if "ffn_norm" in name]:
+            del weights[name]
+
+    tokens = tiny.ids(5)
+    plain = load(lambda *_: None)
+    assert load(says_parallel).logits(tokens) == plain.logits(tokens)
+    one = load(one_norm)
+    assert one.hparams.parallel and one.logits(tokens) != plain.logits(tokens)
+
+
+# Families without a fixture: their safetensors hold what their GGUF files hold.
+
+LLAMA_TWIN = {
+    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+TWINS = {   # how the tensors are called, and what config.json says beside the usual
+    "phi2": ({**LLAMA_TWIN, "output_norm": "model.final_layernorm",
+              "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+             {"model_type": "phi", "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5,
+              "hidden_act": "gelu_new"}),
+    "stablelm": (LLAMA_TWIN, {"model_type": "stablelm", "layer_norm_eps": 1e-5,
+                              "partial_rotary_factor": 0.5}),
+    "qwen2moe": ({**LLAMA_TWIN, "ffn_gate_inp": "mlp.gate", "ffn_gate_exps": "mlp.experts.{}."
+                  "gate_proj", "ffn_up_exps": "mlp.experts.{}.up_proj",
+                  "ffn_down_exps": "mlp.experts.{}.down_proj",
+                  "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+                  "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+                  "ffn_up_shexp": "mlp.shared_expert.up_proj",
+                  "ffn_down_shexp": "mlp.shared_expert.down_proj"},
+                 {"model_type": "qwen2_moe", "moe_intermediate_size": 24, "num_experts": 4,
+                  "shared_expert_intermediate_size": 24, "num_experts_per_tok": 2}),
+}
+
+
+@pytest.mark.parametrize("arch", TWINS)
+def test_safetensors_of_families_without_a_fixture(tmp_path, arch):
+    names, config = TWINS[arch]
+    numbers, weights = numbers_and_weights(arch, head_dim=8)
+    out = []
+    for name, t in weights.items():
+        block, kind = name.split(".")[:-2], name.split(".")[-1]
+        parts = {name.split(".")[-2]: t}
+        if "attn_qkv" in parts:
+            parts = {"attn_q": t[:16], "attn_k": t[16:24], "attn_v": t[24:]}
+        elif len(t.shape) == 3:
+            parts = {f"{name.split('.')[-2]} {i}": t[i] for i in range(t.shape[0])}
+        for part, piece in parts.items():
+            part, _, expert = part.partition(" ")
+            new = (f"model.layers.{block[1]}." if block else "") + names[part].format(expert)
+            shape = (1, *piece.shape) if part == "ffn_gate_inp_shexp" else piece.shape
+            out.append(kshipra.Tensor(f"{new}.{kind}", t.format, shape, bytes(piece.data)))
+    path = tmp_path / "hf"
+    path.mkdir()
+    kshipra.write_safetensors(str(path / "model.safetensors"), {}, out)
+    (path / "config.json").write_text(json.dumps({
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5, **config}))
+    engine = kshipra.Engine(kshipra.HFDirectory(str(path)), kshipra.Reference())
+    seq, tokens = kshipra.Sequence(engine.cache), tiny.ids(6)
+    rows = engine.step([(t, i, seq) for i, t in enumerate(tokens)])
+    assert rows == load_tiny(tmp_path, numbers, weights, "python").logits(tokens)
