@@ -39,8 +39,9 @@ Read it, top to bottom:
 
     Part III. Around the engine
     20. Tools
-    21. Front doors
-    22. The model in the file
+    21. Quantizing
+    22. Front doors
+    23. The model in the file
 
 Glossary.  n_layers, n_heads, n_kv_heads, n_experts, n_vocab, n_ctx: counts.  head_dim, hidden,
 ffn: the width of a head, of the residual stream, of the inside of the feed-forward network.
@@ -459,6 +460,7 @@ class Format:
                 importance) and min(importance, default=0.0) >= 0):
             raise KshipraError(f"importance is {len(importance)} numbers for {len(floats)} "
                                "weights, or not all are finite and from 0 up")
+        importance = heeded_importance(importance)
         out = []
         for start in range(0, len(floats), _PART_LEN):
             part = floats[start:start + _PART_LEN]
@@ -889,7 +891,7 @@ LISTED_FORMATS = {row.name: row for row in (
 # Source: ggml-quants.c, quantize_row_*_ref, make_qx_quants, make_qkx2_quants, make_q3_quants,
 # quantize_row_iq4_nl_impl.
 
-_NOTHING = 1e-15                                # weights that span less are all one number
+_NOTHING = array("f", [1e-15])[0]               # weights that span less are all one number
 
 
 def _f32s(op, *columns):
@@ -965,6 +967,12 @@ def _round_away(floats):
     return map(int, map(add, floats, map(math.copysign, repeat(0.5), floats)))
 
 
+def heeded_importance(importance):
+    """Return importance in parts of the largest, none of them nothing; None if there is none."""
+    peak = max(importance) if importance else 0.0
+    return array("f", [max(v / peak, 1e-6) for v in importance]) if peak else None
+
+
 def _encode_bf16(format, floats, importance):
     """Return finite floats as bf16, rounded half to even.
 
@@ -1025,17 +1033,18 @@ def _encode_mxfp4(format, floats, importance):
 
 def _weights(format, floats, importance, plain):
     """Return how much the error of each weight counts; plain: the answer without importance.
+    importance: as heeded_importance returns it
 
     Refuses numbers that could overflow in a search; no scale in f16 is enough for them either.
     """
     if max(max(floats), -min(floats)) > 2.0 ** 28:
         raise OverflowError
-    peak = max(importance) if importance else 0.0
-    if not peak:
+    if importance is None:
         return plain
-    importance = array("f", [max(v / peak, 1e-6) for v in importance])  # nothing is for nothing
     squares, n = _f32s(mul, floats, floats), format.block_len
-    means = array("f", [2 * total / n for total in _total(_columns(squares, n))])
+    run = format.sub_len if format.scales else n
+    totals = _total(_columns(_total(_columns(squares, run)), n // run))
+    means = array("f", [total * (2 / n) for total in totals])
     return _f32s(mul, importance, _f32s(math.sqrt, _f32s(add, squares, _each(means, n))))
 
 
@@ -1053,8 +1062,8 @@ def _search_minimum(x, w, top, tries, magnitude):
 
     def spread(numerator):
         """Return the codes that a scale of span / numerator gives."""
-        inverses = array("f", [numerator / span if ok else 0.0 for span, ok in zip(
-            _f32s(sub, highs, lows), live)])    # of the lows found so far
+        inverses = array("f", [numerator / span if ok and span else 0.0
+                               for span, ok in zip(_f32s(sub, highs, lows), live)])    # of the lows so far
         return [_nearest(_f32s(mul, inverses, _f32s(sub, column, lows)), 0.0, top)
                 for column in x]
 
@@ -1150,9 +1159,10 @@ def _second_level(values, n, weights, top, lowest, highest):
     """
     columns = _columns(values, n)
     if weights is None:
-        ds = [peak / top if abs(peak) >= _NOTHING else 0.0 for peak in map(_peak, zip(*columns))]
+        ds = array("f", [peak / top if abs(peak) >= _NOTHING else 0.0
+                         for peak in map(_peak, zip(*columns))])
     else:
-        ds = _search_scale(columns, _columns(weights, n), [top + 0.1 * i for i in range(-9, 10)],
+        ds = _search_scale(columns, _columns(weights, n), _evenly(top - 0.9, 0.1, 18),
                            lambda column: _nearest(column, lowest, highest))
     inverses = array("f", map(_inverse, ds))
     integers = _nearest(_f32s(mul, _each(inverses, n), values), lowest, highest)
@@ -1164,7 +1174,7 @@ def _encode_k_minimum(top, tries, limit, magnitude, format, floats, importance):
     sub_len, n = format.sub_len, format.block_len // format.sub_len
     x, plain = _columns(floats, sub_len), _f32s(abs, floats)
     if not magnitude:
-        means = array("f", [math.sqrt(v / sub_len) for v in _inner(x, x)])
+        means = _f32s(math.sqrt, array("f", [v * (1 / sub_len) for v in _inner(x, x)]))
         plain = _f32s(add, _each(means, sub_len), plain)
     w = _columns(_weights(format, floats, importance, plain), sub_len)
     scales, lows = _search_minimum(x, w, top, tries, magnitude)
@@ -1217,8 +1227,10 @@ def _search_iq4(x, w):
 
 
 def _search_q6(x, w):
-    return _search_scale(x, w, [-32.0] + [-32 - 0.1 * i for i in range(-9, 10) if i],
-                         lambda column: _nearest(column, -32.0, 31.0))
+    return _search_scale(x, w, _Q6_TRIES, lambda column: _nearest(column, -32.0, 31.0))
+
+
+_Q6_TRIES = array("f", [-32.0] + [-32 - 0.1 * i for i in range(-9, 10) if i])
 
 
 def _encode_nf4(format, floats, importance):
@@ -1235,7 +1247,7 @@ def _encode_int(format, floats, importance):
     w = _columns(_weights(format, floats, importance, array("f", [1.0]) * len(floats)), group)
     bits = 8 * (format.block_bytes - 4) // group
     top = 2 ** bits - 1
-    ds, ms = _search_minimum(x, w, top, [] if bits == 8 else _evenly(top - 1, 0.1, 20), False)
+    ds, ms = _search_minimum(x, w, top, _int_tries(bits), False)
     if bits == 8:
         ms = _f32s(add, ms, [128 * d for d in ds])
     data = format.pack(bytes(len(floats)), ds, ms)
@@ -1247,13 +1259,17 @@ def _encode_int(format, floats, importance):
     return format.pack(_rows(codes), ds, ms)
 
 
+def _int_tries(bits):
+    return array("f") if bits == 8 else _evenly(2 ** bits - 2, 0.1, 20)
+
+
 def _biased(column, low, high):
     """Return the nearest of the integers low..high as they are stored, from 0 up."""
     return [v - low for v in _nearest(column, low, high)]
 
 
 def _evenly(first, step, n):
-    return [first + step * i for i in range(n + 1)]
+    return array("f", [first + step * i for i in range(n + 1)])
 
 
 _ENCODERS = {
@@ -11905,6 +11921,11 @@ class Fields:
 LOWEST = f32(-3.4028234663852886e38)        # the lowest finite float32
 
 
+def f32_bits(x):
+    """Return the bits of a float32 as a signed integer, the form in which kernels take numbers."""
+    return struct.unpack("<i", struct.pack("<f", x))[0]
+
+
 def _each_vector(k, n, steps, body):
     """Emit body(None) for each whole vector of n elements, then body(lanes) for what is left.
 
@@ -12456,6 +12477,670 @@ def emit_compact(k):
             index += 64
     look_at_each(n & 63)
     k.store_i64(field("counts") + (k.chunk << 3), count)
+
+
+# Encoders.  What 1.5 does to all sub-blocks at once is done here to eight of them: lane =
+# sub-block, or lane = block where a block has one scale.  The weights are turned into columns
+# in the scratch memory, vector i holding weight i of the eight; then the searches of 1.5 are
+# followed step by step, so that the blocks are equal to the bit.  At the end the codes are
+# turned back, and their bits put where the fields of the format say.
+#
+# Numbers that a format cannot hold are only noticed: `refused` is set, and whoever reads that
+# has chapter 1 say why.
+
+# The scratch memory: for each of three groups of eight lanes its columns and vectors; then codes
+# in the order of the weights, the integers of scales and minimums, and floats and f16 in passing.
+GROUP_COLUMNS = {"x": 0, "w": 4096, "wx": 8192, "codes": 12288}
+GROUP_VECTORS = 16384
+GROUP_BYTES = 18432
+CODES_AT, SUB_SCALES_AT, SUB_MINS_AT, FLOATS_AT, F16_AT, BAD_AT = (
+    3 * GROUP_BYTES + off for off in (0, 1024, 1056, 1088, 1152, 1184))
+MOST_FINITE = f32_bits(F32_MAX)
+
+
+class Column:
+    """Vector i of each kind of column of a group: c["x"] loads one, c["codes"] = v stores it."""
+
+    def __init__(self, k, pointer, i):
+        self.k, self.pointer, self.i = k, pointer, i
+
+    def __getitem__(self, name):
+        return self.k.load_f32x8(self.pointer, GROUP_COLUMNS[name] + 32 * self.i)
+
+    def __setitem__(self, name, v):
+        self.k.store_f32x8(self.pointer, v, GROUP_COLUMNS[name] + 32 * self.i)
+
+
+class Group:
+    """Eight runs of n weights that are being encoded; base: register, its scratch memory."""
+
+    def __init__(self, k, base, n):
+        self.k, self.base, self.n, self.offs = k, base, n, {}
+
+    def each(self, body):
+        """Emit body(Column) for all n columns, in order."""
+        pointer = self.k.copy(self.base)
+        with self.k.loop(self.n // 4):
+            for i in range(4):
+                body(Column(self.k, pointer, i))
+            pointer += 128
+
+    def __getitem__(self, name):
+        """Emit the load of a vector that was kept under this name."""
+        return self.k.load_f32x8(self.base, self.offs[name])
+
+    def __setitem__(self, name, v):
+        off = self.offs.setdefault(name, GROUP_VECTORS + 32 * len(self.offs))
+        self.k.store_f32x8(self.base, v, off)
+
+    def load(self, start, steps, name, largest=None):
+        """Turn eight runs of floats into columns; note numbers beyond the bits of `largest`.
+
+        start: register, where the first run begins   steps: of each run, its distance from there
+        """
+        k = self.k
+        pointer, source = self.base + GROUP_COLUMNS[name], k.copy(start)
+        if largest is not None:
+            bad, most = k.load_i32x8(k.scratch, BAD_AT), k.const_i32x8(largest)
+            magnitude = k.const_i32x8(0x7FFFFFFF)
+        with k.loop(self.n // 4):
+            for at, v in EightRuns(k, source, steps).words(0).items():
+                k.store_i32x8(pointer, v, 8 * at)
+                if largest is not None:
+                    k.or_(bad, k.cmpgt_i32(k.and_(v, magnitude), most), to=bad)
+            source += 16
+            pointer += 128
+        if largest is not None:
+            k.store_i32x8(k.scratch, bad, BAD_AT)
+
+
+class Nearest:
+    """A function that emits _nearest: the nearest whole numbers within two limits."""
+
+    def __init__(self, k, low, high):
+        self.k, self.low, self.high = k, k.const_f32x8(low), k.const_f32x8(high)
+        self.shift = k.const_f32x8(12582912.0)
+
+    def __call__(self, v):
+        v = self.k.min_f32(self.high, self.k.max_f32(self.low, v))
+        return (v + self.shift) - self.shift
+
+
+def emit_where(k, mask, v):
+    """Return v where the mask is set, elsewhere 0."""
+    return k.and_(mask, v.i32).f32
+
+
+def emit_abs(k, v):
+    return k.and_(v.i32, k.const_i32x8(0x7FFFFFFF)).f32
+
+
+def emit_start_sums(k, n):
+    """Return n sums of nothing: -0.0, to which whatever is added stays as it is."""
+    return [k.copy(k.const_f32x8(-0.0)) for _ in range(n)]
+
+
+def emit_find_peak(k, group):
+    """Return _peak of each lane's numbers."""
+    most, peak = k.copy(k.const_i32x8(-1)), k.copy(k.zero_f32x8())
+
+    def look(c):
+        x = c["x"]
+        size = emit_abs(k, x).i32
+        above = k.cmpgt_i32(size, most)
+        k.select(above, size, most, to=most)
+        k.select(above, x, peak, to=peak)
+    group.each(look)
+    return peak
+
+
+@functools.lru_cache(maxsize=None)
+def tries_table(tries):
+    """Return what a search tries, to be read by a kernel; kept: the kernel knows its address."""
+    return array("f", tries)
+
+
+def emit_each_try(k, tries, body):
+    """Emit body(number in every lane) for each of the tries."""
+    if len(tries):
+        pointer = k.imm(tries_table(tuple(tries)).buffer_info()[0])
+        with k.loop(len(tries)):
+            body(k.broadcast_f32x8(pointer))
+            pointer += 4
+
+
+def emit_search_minimum(k, group, top, tries, magnitude):
+    """Emit _search_minimum: keep "scale" and "low"."""
+    low, high = k.copy(k.const_f32x8(math.inf)), k.copy(k.const_f32x8(-math.inf))
+    sum_w, sum_x = emit_start_sums(k, 2)
+
+    def look(c):
+        x, w = c["x"], c["w"]
+        k.min_f32(x, low, to=low)
+        k.max_f32(x, high, to=high)
+        k.add_f32(sum_w, w, to=sum_w)
+        k.add_f32(sum_x, w * x, to=sum_x)
+    group.each(look)
+    low = k.min_f32(k.zero_f32x8(), low)
+    span = high - low
+    live = k.cmp_f32(span, ">=", k.const_f32x8(_NOTHING))
+    group["low"], group["high"], group["sum w"], group["sum x"] = low, high, sum_w, sum_x
+    group["live"], group["scale"] = live.f32, emit_where(k, live, span / k.const_f32x8(top))
+
+    def spread(numerator, sums):
+        """Emit the codes for a scale of span / numerator, and the sums over them."""
+        low = group["low"]
+        span = group["high"] - low
+        live = k.and_(group["live"].i32, k.cmp_f32(span, "!=", k.zero_f32x8()))
+        inverse, nearest = emit_where(k, live, numerator / span), Nearest(k, 0.0, top)
+
+        def each(c):
+            x = c["x"]
+            code = nearest(inverse * (x - low))
+            c["codes"] = code
+            if sums:
+                w_code = c["w"] * code
+                for total, v in zip(sums, (w_code, w_code * code, w_code * x)):
+                    k.add_f32(total, v, to=total)
+        group.each(each)
+
+    def loss(scale, low):
+        """Return what the codes lose with this scale and minimum."""
+        (total,) = emit_start_sums(k, 1)
+
+        def each(c):
+            error = (scale * c["codes"] + low) - c["x"]
+            error = emit_abs(k, error) if magnitude else error * error
+            k.add_f32(total, c["w"] * error, to=total)
+        group.each(each)
+        return total
+
+    spread(k.const_f32x8(top), ())
+    group["best"] = loss(group["scale"], group["low"])
+
+    def attempt(numerator):
+        sums = emit_start_sums(k, 3)
+        spread(numerator, sums)
+        sum_c, sum_cc, sum_cx = sums
+        sum_w, sum_x, zero = group["sum w"], group["sum x"], k.zero_f32x8()
+        determinant = sum_w * sum_cc - sum_c * sum_c
+        ok = k.and_(group["live"].i32, k.cmp_f32(determinant, ">", zero))
+        new = (sum_w * sum_cx - sum_x * sum_c) / determinant
+        new_low = (sum_cc * sum_x - sum_c * sum_cx) / determinant
+        above = k.cmp_f32(new_low, ">", zero)
+        new = k.select(above.f32, sum_cx / sum_cc, new)
+        new_low = k.andnot(above.f32, new_low)
+        cost, best = loss(new, new_low), group["best"]
+        better = k.and_(ok, k.cmp_f32(cost, "<", best)).f32
+        group["best"] = k.select(better, cost, best)
+        group["scale"] = k.select(better, new, group["scale"])
+        group["low"] = k.select(better, new_low, group["low"])
+    emit_each_try(k, tries, attempt)
+
+
+def emit_total(k, group, column, name):
+    """Emit _total of the columns; keep it."""
+    (total,) = emit_start_sums(k, 1)
+
+    def each(c):
+        k.add_f32(total, c[column], to=total)
+    group.each(each)
+    group[name] = total
+
+
+def emit_w_times_x(group):
+    """Emit the column wx of each column."""
+    def each(c):
+        c["wx"] = c["w"] * c["x"]
+    group.each(each)
+
+
+def emit_search_scale(k, group, tries, low, high):
+    """Emit _search_scale for codes low .. high: keep "scale"."""
+    emit_w_times_x(group)
+    peak = emit_find_peak(k, group)
+    group["peak"] = peak
+    group["live"] = k.cmp_f32(emit_abs(k, peak), ">=", k.const_f32x8(_NOTHING)).f32
+
+    def attempt(numerator, first=False):
+        inverse = emit_where(k, group["live"].i32, numerator / group["peak"])
+        nearest, (sum_cx, sum_cc) = Nearest(k, low, high), emit_start_sums(k, 2)
+
+        def each(c):
+            code = nearest(inverse * c["x"])
+            k.add_f32(sum_cx, c["wx"] * code, to=sum_cx)
+            k.add_f32(sum_cc, (c["w"] * code) * code, to=sum_cc)
+        group.each(each)
+        some = k.cmp_f32(sum_cc, ">", k.zero_f32x8())
+        new = emit_where(k, some, sum_cx / sum_cc)
+        if first:
+            group["scale"], group["best"] = new, new * sum_cx
+            return
+        best = group["best"]
+        better = k.and_(some, k.cmp_f32(sum_cx * sum_cx, ">", best * sum_cc)).f32
+        group["scale"] = k.select(better, new, group["scale"])
+        group["best"] = k.select(better, new * sum_cx, best)
+    attempt(k.const_f32x8(tries[0]), first=True)
+    emit_each_try(k, tries[1:], attempt)
+
+
+def emit_search_q6(k, group):
+    emit_search_scale(k, group, _Q6_TRIES, -32, 31)
+
+
+def emit_search_q3(k, group):
+    """Emit _search_q3: keep "scale"."""
+    emit_w_times_x(group)
+    peak = emit_find_peak(k, group)
+    live = k.cmp_f32(emit_abs(k, peak), ">=", k.const_f32x8(_NOTHING))
+    inverse = emit_where(k, live, k.const_f32x8(-4.0) / peak)
+    nearest, (sum_cx, sum_cc) = Nearest(k, -4, 3), emit_start_sums(k, 2)
+
+    def begin(c):
+        code = nearest(inverse * c["x"])
+        c["codes"] = code
+        k.add_f32(sum_cx, c["wx"] * code, to=sum_cx)
+        k.add_f32(sum_cc, (c["w"] * code) * code, to=sum_cc)
+    group.each(begin)
+
+    def improve(c):
+        w, wx, code = c["w"], c["wx"], c["codes"]
+        rest_cx, rest_cc = sum_cx - wx * code, sum_cc - (w * code) * code
+        ok = k.cmp_f32(rest_cx, ">", k.zero_f32x8())
+        divisor = k.select(ok.f32, rest_cx, k.const_f32x8(math.inf))
+        new = nearest((c["x"] * rest_cc) / divisor)
+        cx, cc = rest_cx + wx * new, rest_cc + (w * new) * new
+        gain = k.cmp_f32((cx * cx) * sum_cc, ">", (sum_cx * sum_cx) * cc)
+        better = k.and_(k.and_(ok, k.cmp_f32(cc, ">", k.zero_f32x8())), gain).f32
+        c["codes"] = k.select(better, new, code)
+        k.select(better, cx, sum_cx, to=sum_cx)
+        k.select(better, cc, sum_cc, to=sum_cc)
+    with k.loop(5):
+        group.each(improve)
+    some = k.cmp_f32(sum_cc, ">", k.zero_f32x8())
+    group["scale"] = emit_where(k, some, sum_cx / sum_cc)
+
+
+def emit_weights(k, groups, format, plain):
+    """Emit _weights: what the error of each weight counts becomes the column w.
+
+    plain: function of (x, _) that returns it; None: w holds the importance, to be completed
+    """
+    if plain:
+        for group in groups:
+            def each(c):
+                c["w"] = plain(group, c["x"])
+            group.each(each)
+        return
+    for g, group in enumerate(groups):
+        (total,) = emit_start_sums(k, 1)
+
+        def add_square(c):
+            x = c["x"]
+            k.add_f32(total, x * x, to=total)
+        group.each(add_square)
+        k.store_f32x8(k.scratch, total, FLOATS_AT + 32 * g)
+    if format.scales:                           # one mean for all the sub-blocks
+        total = k.load_f32(k.scratch, FLOATS_AT)
+        for s in range(1, 8 * len(groups)):
+            total = total + k.load_f32(k.scratch, FLOATS_AT + 4 * s)
+        total = k.broadcast_lane(total, 0)
+    mean = total * k.const_f32x8(2 / format.block_len)
+    for group in groups:
+        def complete(c):
+            x = c["x"]
+            c["w"] = c["w"] * k.sqrt_f32(x * x + mean)
+        group.each(complete)
+
+
+def emit_as_f16(k, v):
+    """Return v rounded to f16, which stays in the scratch; note those that become infinite."""
+    k.store_f16x8(k.scratch, v, F16_AT)
+    v = k.load_f16x8(k.scratch, F16_AT)
+    bad = k.cmpgt_i32(emit_abs(k, v).i32, k.const_i32x8(MOST_FINITE))
+    k.store_i32x8(k.scratch, k.or_(k.load_i32x8(k.scratch, BAD_AT), bad), BAD_AT)
+    return v
+
+
+def emit_second_level(k, groups, name, weighted, top, lowest, highest, to, bias=0):
+    """Emit _second_level for the kept vectors `name`: replace each by its integer * d.
+
+    weighted: whether "sum w" says how much each counts   to: where the integers go, plus bias,
+    bytes in the scratch.  d stays at F16_AT.  The numbers of eight lanes become as many columns,
+    alike in every lane.
+    """
+    second = Group(k, k.scratch + 2 * GROUP_BYTES, 8 * len(groups))
+    for kind, kept in (("x", name), ("w", "sum w"))[:1 + weighted]:
+        for g, group in enumerate(groups):
+            k.store_f32x8(k.scratch, group[kept], FLOATS_AT + 32 * g)
+        for i in range(second.n):
+            Column(k, second.base, i)[kind] = k.broadcast_f32x8(k.scratch, FLOATS_AT + 4 * i)
+    if weighted:
+        emit_search_scale(k, second, _evenly(top - 0.9, 0.1, 18), lowest, highest)
+        d = second["scale"]
+    else:
+        peak = emit_find_peak(k, second)
+        live = k.cmp_f32(emit_abs(k, peak), ">=", k.const_f32x8(_NOTHING))
+        d = emit_where(k, live, peak / k.const_f32x8(top))
+    inverse, nearest = emit_inverse(k, d), Nearest(k, lowest, highest)
+    d = emit_as_f16(k, d)
+    for g, group in enumerate(groups):
+        v = nearest(inverse * group[name])
+        group[name] = d * v
+        k.store_i32_as_i8(k.scratch, k.f32_to_i32(v) + k.const_i32x8(bias), to + 8 * g)
+
+
+def emit_inverse(k, d):
+    """Return _inverse(d)."""
+    inverse = k.const_f32x8(1.0) / d
+    finite = k.cmpgt_i32(k.const_i32x8(MOST_FINITE + 1), emit_abs(k, inverse).i32)
+    return emit_where(k, finite, inverse)
+
+
+def emit_or_infinite(k, v):
+    """Return v, or infinity where it is 0: then whatever is divided by it gets code 0."""
+    return k.select(k.cmp_f32(v, "==", k.zero_f32x8()).f32, k.const_f32x8(math.inf), v)
+
+
+def emit_turn_back(k, group, first, run, bias=0):
+    """Emit the codes of a group, plus bias, as bytes in the order of the weights.
+
+    run: bytes from one lane's codes to the next one's   first: of the scratch's, for lane 0
+    """
+    pointer, to = k.copy(group.base), k.scratch + first
+    byte, bias = k.const_i32x8(255), k.const_i32x8(bias) if bias else None
+    with k.loop(group.n // 16):
+        words = []
+        for j in range(4):
+            word = None
+            for b in range(4):
+                v = k.f32_to_i32(Column(k, pointer, 4 * j + b)["codes"])
+                v = v + bias if bias else v
+                v = k.and_(v, byte) if b < 3 else v
+                word = k.or_(word, v << (8 * b)) if b else v
+            words.append(word)
+        for lane, row in enumerate(emit_turn(k, words)):
+            k.store_i8x16(to, row, lane * run)
+            k.store_i8x16(to, k.halves(row, row, 1, 1), (lane + 4) * run)
+        pointer += 512
+        to += 16
+
+
+def emit_pack(k, format, codes_at, out, disp):
+    """Emit _Field.write of all fields, for one block at out + disp.
+
+    codes_at: of the scratch; its scales and minimums are at SUB_SCALES_AT and SUB_MINS_AT
+    """
+    places = {}                         # (byte, how many): [(of the scratch, emit_bits's numbers)]
+    for field, source in ((format.codes, codes_at), (format.scales, SUB_SCALES_AT),
+                          (format.mins, SUB_MINS_AT)):
+        for runs, bit in ((field.runs, 0), (field.upper, field.upper_bit)) if field else ():
+            first = source
+            for at, n, shift, width in runs:
+                if width:
+                    places.setdefault((at, n), []).append((first, bit, width, shift))
+                first += n
+    for (at, n), parts in places.items():
+        size = next(size for size in (32, 16, 4) if n % size == 0)
+        load, store = {32: (k.load_i32x8, k.store_i32x8), 4: (k.broadcast_i32x8, None),
+                       16: (k.load_i8x16, k.store_i8x16)}[size]
+        for i in range(0, n, size):
+            v = None
+            for first, bit, width, shift in parts:
+                part = emit_bits(k, load(k.scratch, first + i).i32, bit, width, shift)
+                v = part if v is None else k.or_(v, part)
+            if store:
+                store(out, v, disp + at + i)
+            else:
+                k.store_i32(out, k.extract_i32(v, 0), disp + at + i)
+    if format.codes.spread:             # four codes' fifth bits meet above bit 28, then all 32
+        v = k.and_(k.load_i32x8(k.scratch, codes_at) >> 4, k.const_i32x8(0x01010101))
+        v = k.shr_i32(v * k.const_i32x8(sum(1 << s for s in (28, 21, 14, 7))), 28)
+        v = k.hsum_i32(v * k.const_i32x8([1 << 4 * j for j in range(8)]))
+        k.store_i32(out, k.extract_i32(v, 0), disp + format.codes.spread[0])
+
+
+# One function for each kind of encoder of 1.5: it makes the codes of the groups, and returns what
+# is added to them where they are stored.  d and m of blocks with one scale are given to keep(off,
+# v), the others stored where `out` points.
+
+def emit_k_minimum(k, groups, format, weighted, out, top, tries, limit, magnitude):
+    def plain(group, x):
+        return emit_abs(k, x) if magnitude else group["mean"] + emit_abs(k, x)
+    if not magnitude and not weighted:
+        for group in groups:
+            (total,) = emit_start_sums(k, 1)
+
+            def add_square(c):
+                x = c["x"]
+                k.add_f32(total, x * x, to=total)
+            group.each(add_square)
+            group["mean"] = k.sqrt_f32(total * k.const_f32x8(1 / format.sub_len))
+    emit_weights(k, groups, format, None if weighted else plain)
+    for group in groups:
+        emit_search_minimum(k, group, top, tries, magnitude)
+        group["low"] = k.xor(group["low"], k.const_f32x8(-0.0))
+    for name, off, to in (("scale", format.d_off, SUB_SCALES_AT),
+                          ("low", format.m_off, SUB_MINS_AT)):
+        for group in groups:
+            group[name] = k.max_f32(k.zero_f32x8(), group[name])
+        emit_second_level(k, groups, name, weighted, limit, 0, limit, to)
+        k.store_i16(out, k.load_u16(k.scratch, F16_AT), off)
+    for group in groups:
+        d, m, nearest = emit_or_infinite(k, group["scale"]), group["low"], Nearest(k, 0, top)
+
+        def each(c):
+            c["codes"] = nearest((c["x"] + m) / d)
+        group.each(each)
+    return 0
+
+
+def emit_k_scale(k, groups, format, weighted, out, search, limit, _):
+    low, bias = -format.codes.bias, format.codes.bias
+    emit_weights(k, groups, format, None if weighted else lambda group, x: x * x)
+    for group in groups:
+        {_search_q3: emit_search_q3, _search_q6: emit_search_q6}[search](k, group)
+        if weighted:
+            emit_total(k, group, "w", "sum w")
+    emit_second_level(k, groups, "scale", weighted, -limit, -limit, limit - 1, SUB_SCALES_AT,
+                      format.scales.bias)
+    k.store_i16(out, k.load_u16(k.scratch, F16_AT), format.d_off)
+    for group in groups:
+        d, nearest = emit_or_infinite(k, group["scale"]), Nearest(k, low, bias - 1)
+
+        def each(c):
+            c["codes"] = nearest(c["x"] / d)
+        group.each(each)
+    return bias
+
+
+def emit_around_zero(k, group, format, weighted, keep):
+    top = format.codes.bias
+    d = emit_find_peak(k, group) / k.const_f32x8(-top)
+    keep(format.d_off, d)
+    inverse, half = emit_inverse(k, d), k.const_f32x8(top + 0.5)
+    most = k.const_f32x8(2 * top - 1)
+
+    def each(c):
+        c["codes"] = k.min_f32(k.floor_f32(c["x"] * inverse + half), most)
+    group.each(each)
+    return 0
+
+
+def emit_above_minimum(k, group, format, weighted, keep):
+    top = k.const_f32x8(31 if format.codes.spread else 15)
+    m, high = k.copy(k.const_f32x8(math.inf)), k.copy(k.const_f32x8(-math.inf))
+
+    def look(c):
+        x = c["x"]
+        k.min_f32(x, m, to=m)
+        k.max_f32(x, high, to=high)
+    group.each(look)
+    d = (high - m) / top
+    keep(format.d_off, d)
+    keep(format.m_off, m)
+    inverse, half = emit_inverse(k, d), k.const_f32x8(0.5)
+
+    def each(c):
+        c["codes"] = k.min_f32(k.floor_f32((c["x"] - m) * inverse + half), top)
+    group.each(each)
+    return 0
+
+
+def emit_q8_0(k, group, format, weighted, keep):
+    d = emit_abs(k, emit_find_peak(k, group)) / k.const_f32x8(127)
+    keep(format.d_off, d)
+    inverse, half, minus = emit_inverse(k, d), k.const_f32x8(0.5), k.const_f32x8(-0.0)
+
+    def each(c):                                # _round_away
+        v = c["x"] * inverse
+        size = emit_abs(k, v)
+        whole = k.floor_f32(size)
+        up = k.cmp_f32(size - whole, ">=", half)
+        whole = whole + emit_where(k, up, k.const_f32x8(1.0))
+        c["codes"] = k.or_(whole.i32, k.and_(v, minus).i32).f32
+    group.each(each)
+    return 0
+
+
+def emit_nf4(k, group, format, weighted, keep):
+    d = emit_abs(k, emit_find_peak(k, group) / k.const_f32x8(127))
+    keep(format.d_off, d)
+    inverse = emit_inverse(k, d)
+
+    def each(c):
+        v, code = c["x"] * inverse, k.zero_i32x8()
+        for a, b in zip(_NF4_BOOK, _NF4_BOOK[1:]):
+            code = code - k.cmp_f32(v, ">=", k.const_f32x8((a + b) / 2))
+        c["codes"] = k.i32_to_f32(code)
+    group.each(each)
+    return 0
+
+
+def emit_int(k, group, format, weighted, keep):
+    bits = 8 * (format.block_bytes - 4) // format.block_len
+    top, lowest = 2 ** bits - 1, -128 if bits == 8 else 0
+    emit_weights(k, [group], format, None if weighted else lambda group, x: k.const_f32x8(1.0))
+    emit_search_minimum(k, group, top, _int_tries(bits), False)
+    m = group["low"]
+    if bits == 8:
+        m = m + k.const_f32x8(128.0) * group["scale"]
+    group["low"] = keep(format.m_off, m)
+    d = emit_or_infinite(k, keep(format.d_off, group["scale"]))
+    m, nearest = group["low"], Nearest(k, lowest, lowest + top)
+
+    def each(c):
+        c["codes"] = nearest((c["x"] - m) / d)
+    group.each(each)
+    return 0
+
+
+EMIT_ENCODERS = {_encode_k_minimum: emit_k_minimum, _encode_k_scale: emit_k_scale,
+                 _encode_around_zero: emit_around_zero, _encode_q8_0: emit_q8_0,
+                 _encode_above_minimum: emit_above_minimum, _encode_nf4: emit_nf4,
+                 _encode_int: emit_int}
+
+
+def encoder_of(format):
+    """Return (emit function, what else it takes), or None where only chapter 1 encodes."""
+    encoder = _ENCODERS.get(format.name)
+    more = getattr(encoder, "args", ())
+    if more and more[0] is _search_iq4:
+        return None
+    emit = EMIT_ENCODERS.get(getattr(encoder, "func", encoder))
+    return (emit, more) if emit else None
+
+
+def has_encoder(format, n):
+    """Whether emit_encode takes rows of n weights."""
+    if format.name in ("F16", "BF16"):
+        return n % 8 == 0
+    return encoder_of(format) is not None and n % format.block_len == 0
+
+
+def emit_encode(k, format, n, errors):
+    """Emit format.encode for row `chunk` of x, (n_rows, n).
+
+    errors: "alike", or "weighted" by importance, f32 (n,)   out: the blocks   refused: i64, set to 1 if the row has
+    a number that the format cannot hold
+    """
+    field = Fields(k, "x", "x_row_bytes", "out", "out_row_bytes", "importance", "refused")
+    k.store_i32x8(k.scratch, k.zero_i32x8(), BAD_AT)
+    x, out = field.row("x", k.chunk), field.row("out", k.chunk)
+    if format.sub_len is None:
+        emit_encode_floats(k, format, n, x, out)
+    else:
+        emit_encode_blocks(k, format, n, errors == "weighted", x, out, field)
+    bad = k.hsum_i32(k.load_i32x8(k.scratch, BAD_AT))
+    with k.if_(k.extract_i32(bad, 0), "!=", 0):
+        k.store_i64(field("refused"), k.imm(1))
+
+
+def emit_encode_floats(k, format, n, x, out):
+    """Emit F16 and BF16: see emit_encode."""
+    bad, most = k.copy(k.zero_i32x8()), k.const_i32x8(MOST_FINITE)
+    if format.name == "F16":
+        with k.loop(n // 8):
+            k.store_f16x8(out, k.load_f32x8(x))
+            k.or_(bad, k.cmpgt_i32(emit_abs(k, k.load_f16x8(out)).i32, most), to=bad)
+            x += 32
+            out += 16
+    else:
+        half, one = k.const_i32x8(0x7FFF), k.const_i32x8(1)
+        with k.loop(n // 8):
+            v = k.load_i32x8(x)
+            v = (v + half) + k.and_(k.shr_i32(v, 16), one)
+            k.or_(bad, k.cmpgt_i32(emit_abs(k, v.f32).i32, most), to=bad)
+            halves = k.shuffle_i8(k.shr_i32(v, 16), k.const_i8x32(LOW_THEN_HIGH))
+            k.store_i8x16(out, k.unpack_lo_i64(halves, k.halves(halves, halves, 1, 0)))
+            x += 32
+            out += 16
+    k.store_i32x8(k.scratch, bad, BAD_AT)
+
+
+def emit_encode_blocks(k, format, n, weighted, x, out, field):
+    """Emit the block formats: see emit_encode.
+
+    With sub-blocks, a block at a time; else eight, the last eight beginning early enough to be
+    eight, so that some may be done twice; and where there are fewer, the last one several times.
+    """
+    emit, more = encoder_of(format)
+    searches = emit in (emit_k_minimum, emit_k_scale, emit_int)
+    largest = f32_bits(2.0 ** 28) if searches else MOST_FINITE
+    run = format.sub_len if format.scales else format.block_len
+    n_blocks = n // format.block_len
+    if format.scales:
+        groups = [Group(k, k.scratch + g * GROUP_BYTES, run)
+                  for g in range(format.block_len // run // 8)]
+        steps, n_units = [4 * run * lane for lane in range(8)], n_blocks
+    else:
+        groups = [Group(k, k.copy(k.scratch), run)]
+        lanes, n_units = [min(lane, n_blocks - 1) for lane in range(8)], -(-n_blocks // 8)
+        steps = [4 * run * lane for lane in lanes]
+    with k.loop(n_units) as left:
+        unit = k.imm(n_units) - left
+        block = unit if format.scales else k.min(unit << 3, max(n_blocks - 8, 0))
+        start, to = block * (4 * format.block_len), out + block * format.block_bytes
+        for g, group in enumerate(groups):
+            group.load(x + start + 32 * run * g, steps, "x", largest)
+            if weighted and searches:
+                group.load(field("importance") + start + 32 * run * g, steps, "w")
+        if format.scales:
+            bias = emit(k, groups, format, weighted, to, *more)
+            for g, group in enumerate(groups):
+                emit_turn_back(k, group, CODES_AT + 8 * run * g, run, bias)
+            emit_pack(k, format, CODES_AT, to, 0)
+        else:
+            def keep(off, v):
+                v = emit_as_f16(k, v)
+                for lane, block in enumerate(lanes):
+                    k.store_i16(to, k.load_u16(k.scratch, F16_AT + 2 * lane),
+                                block * format.block_bytes + off)
+                return v
+            emit(k, groups[0], format, weighted, keep, *more)
+            emit_turn_back(k, groups[0], CODES_AT, run)
+            for lane, block in enumerate(lanes):
+                emit_pack(k, format, CODES_AT + run * lane, to, block * format.block_bytes)
 
 
 # ---------------------------------------------------------------------------------------
@@ -13334,6 +14019,19 @@ def _rope_trial(call):
     return (lambda ops, x, index: ops.rope(x, index, table, dim)), [x, [0, 1, 3]]
 
 
+def _encode_trial(call):
+    """Encode rows of numbers that are tiny, of two signs, all alike or all zero."""
+    fmt, n, errors = call.parameters
+    x = _trial_rows(5, n)
+    x[3], x[4] = array("f", [0.75]) * n, array("f", bytes(4 * n))
+    importance = array("f", map(abs, x[0])) if errors == "weighted" else None
+
+    def operation(ops, x):
+        return [array("B", fmt.encode(row, importance)) for row in x] \
+            if isinstance(x, list) else ops.encode(x, fmt, importance, Memory(8))
+    return operation, [x]
+
+
 def _attention_trial(call):
     """Store and attend to positions about a chunk's border.
 
@@ -13429,6 +14127,12 @@ def _embed_line(call, batch):
     return "embed", format.n_bytes(n) + 4 * n, n
 
 
+def _encode_line(call, batch):
+    format, n = call.parameters[:2]
+    n *= call.n_chunks
+    return f"encode {format.name}", 4 * n + format.n_bytes(n), n
+
+
 def _each_number(call, batch):
     """The cost of a kernel that goes over its numbers once."""
     fields, name = call.fields, call.kernel
@@ -13487,6 +14191,9 @@ KERNELS = {row.emit.__name__[len("emit_"):]: row for row in (
                                     [_trial_rows(3, 37), [2, 0]]), _each_number, {"rows": ()}),
     Kernel(emit_rope, _rope_trial, _each_number,
            {f"rope_{pairing}": (pairing,) for pairing in ("interleaved", "half")}),
+    Kernel(emit_encode, _encode_trial, _encode_line,
+           {f"encode_{fmt.name.lower()}": (fmt, max(fmt.block_len, 64), "alike")
+            for fmt in FORMATS.values() if has_encoder(fmt, fmt.block_len * 64)}),
     Kernel(emit_kv_store, "the trial of attention", _store_line,
            {f"kv_store_{kv_type}": (kv_type, 64) for kv_type in KV_TYPES}),
     Kernel(emit_attention, _attention_trial, _attention_line,
@@ -13580,6 +14287,12 @@ class Buffer:
     def __del__(self):
         if hasattr(self, "address"):
             self.program.free(self.address, self.n_bytes)
+
+
+class ByteRows(Buffer):
+    """Rows of n bytes instead of floats."""
+
+    row_bytes = property(lambda self: self.n)
 
 
 class Span:
@@ -13733,11 +14446,6 @@ def record_in(arena, write_down):
 SLICE = 8192                            # elements of a chunk of an element-wise operation
 
 
-def f32_bits(x):
-    """Return the bits of a float32 as a signed integer, the form in which kernels take numbers."""
-    return struct.unpack("<i", struct.pack("<f", x))[0]
-
-
 def _located(**buffers):
     """Return the fields that tell a kernel where Buffers lie: NAME and NAME_row_bytes."""
     fields = {}
@@ -13883,6 +14591,21 @@ class Recorder:
         self.line(x.n_rows, [x], [out], "rope", table.pairing, by_row=True, example=table,
                   **_located(x=x, out=out), positions=positions.address, cos=cos, sin=sin,
                   n_heads=x.n // head_dim, head_dim=head_dim, n_rot=table.n_rot)
+        return out
+
+    def encode(self, x, format, importance, refused):
+        """Record format.encode of each row.
+
+        importance: array('f') (n,) or None   refused: Memory, whose first number is set to 1
+        where chapter 1 would raise
+        """
+        importance, row_bytes = heeded_importance(importance), format.n_bytes(x.n)
+        out = ByteRows(self.program, x.n_rows, row_bytes, x.n_rows * row_bytes)
+        self.program.keep += importance, refused
+        self.line(x.n_rows, [x], [out], "encode", format, x.n,
+                  "alike" if importance is None else "weighted", by_row=True, **_located(x=x), out=out.address, out_row_bytes=row_bytes,
+                  importance=0 if importance is None else importance.buffer_info()[0],
+                  refused=refused.address)
         return out
 
     def argmax(self, x):
@@ -14881,7 +15604,531 @@ def ledger(model, n_rows, n_positions):
 
 
 # ---------------------------------------------------------------------------------------
-# 21. Front doors
+# 21. Quantizing
+#
+# From a model of many bits a weight to one of few.  A tensor is taken some rows at a time:
+# decoded to f32, encoded anew, written; so the memory that is needed does not grow with the
+# model.  Decoding and encoding are two lines of a program (chapter 17), or chapter 1 where
+# there is no machine code; the bytes are the same.
+#
+# Not all tensors deserve the same: norms and biases stay as they are, the output and, in the
+# mixes called _M, a part of the layers are kept in better types.  Which ones, was found by
+# trying; the rules are llama.cpp's, so that a type means the same here and there.
+# Source: llama.cpp, llama-quant.cpp, llama_tensor_get_type.
+
+# What can be asked for: the type of most tensors, and the number of general.file_type.
+FILE_TYPES = {
+    "F32": ("F32", 0), "F16": ("F16", 1), "BF16": ("BF16", 32), "Q4_0": ("Q4_0", 2),
+    "Q4_1": ("Q4_1", 3), "Q5_0": ("Q5_0", 8), "Q5_1": ("Q5_1", 9), "Q8_0": ("Q8_0", 7),
+    "Q2_K": ("Q2_K", 10), "Q3_K_S": ("Q3_K", 11), "Q3_K_M": ("Q3_K", 12), "Q3_K_L": ("Q3_K", 13),
+    "Q4_K_S": ("Q4_K", 14), "Q4_K_M": ("Q4_K", 15), "Q5_K_S": ("Q5_K", 16),
+    "Q5_K_M": ("Q5_K", 17), "Q6_K": ("Q6_K", 18), "IQ4_NL": ("IQ4_NL", 25),
+    "IQ4_XS": ("IQ4_XS", 30), "MXFP4": ("MXFP4", 38)}
+INSTEAD = {     # where a row is no multiple of 256
+    "Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0"}
+SLICE_WEIGHTS = 1 << 20                 # encoded at a time
+
+
+def is_quantized(name, shape):
+    """Whether a tensor of a GGUF is one that changes its type: a matrix, but no small one."""
+    return len(shape) > 1 and name.endswith(".weight") and not re.search(
+        r"_norm\.|ffn_gate_inp\.|position_embd\.|token_types\.", name)
+
+
+def _in_better_third(i, n):
+    """Whether layer i of n is of the first eighth, the last, or every third between."""
+    return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
+
+
+def mixed_type(mix, name, hp, tied, weighted):
+    """Return the name of the type that a mix gives a tensor, whatever the length of its rows.
+
+    mix: of FILE_TYPES   hp: Hparams   tied: whether the embedding is the output too
+    weighted: whether there is an importance matrix
+    """
+    most = FILE_TYPES[mix][0]
+    if most in ("F32", "F16", "BF16"):
+        return most
+    if name == "output.weight" or (tied and name == "token_embd.weight"):
+        return "Q8_0" if most == "Q8_0" else "Q6_K"
+    found = re.fullmatch(r"blk\.(\d+)\.(\w+)(\.\d+)?\.weight", name)
+    if not found:
+        return most
+    i, kind, n = int(found[1]), found[2].replace("_exps", ""), hp.n_layers
+    better, first = _in_better_third(i, n), i < n // 8
+    eight, shared = hp.n_experts == 8, hp.n_heads // hp.n_kv_heads >= 4
+    if kind == "attn_v":
+        if eight:
+            return "Q8_0"
+        return {"Q2_K": "Q4_K" if shared else "Q3_K", "Q3_K_M": "Q5_K" if i < 2 else "Q4_K",
+                "Q3_K_L": "Q5_K", "Q4_K_M": "Q6_K" if better else most,
+                "Q5_K_M": "Q6_K" if better else most, "Q4_K_S": "Q5_K" if i < 4 else most,
+                **dict.fromkeys(("IQ4_NL", "IQ4_XS"), "Q5_K" if shared else most)}.get(mix, most)
+    if kind == "attn_k" and eight:
+        return "Q8_0"
+    if kind == "ffn_down":
+        return {"Q2_K": "Q3_K", "Q3_K_M": "Q5_K" if i < n // 16 else "Q4_K", "Q3_K_L": "Q5_K",
+                "Q4_K_M": "Q6_K" if better else most, "Q5_K_M": "Q6_K" if better else most,
+                "Q4_K_S": "Q5_K" if first else most,
+                **dict.fromkeys(("IQ4_NL", "IQ4_XS"), "Q5_K" if first and not weighted else most),
+                "Q4_0": "Q4_1" if first and weighted else most,
+                "Q5_0": "Q5_1" if first and weighted else most}.get(mix, most)
+    if kind == "attn_output":
+        if eight and mix in ("Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "IQ4_XS", "Q4_K_S", "Q4_K_M"):
+            return "Q5_K"
+        return {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(mix, most)
+    if kind == "attn_qkv":
+        return {"Q3_K_M": "Q4_K", "Q3_K_L": "Q4_K", "Q4_K_M": "Q5_K", "Q5_K_M": "Q6_K"}.get(
+            mix, most)
+    return most
+
+
+def fitting(name, n):
+    """Return the Format of that name, or one in its stead that takes rows of n weights."""
+    while n % FORMATS[name].block_len:
+        name = INSTEAD.get(name, "F16")
+    return FORMATS[name]
+
+
+class Encoding:
+    """What encodes tensors: machine code on several threads, or chapter 1.
+
+    threads: None for all cores
+    """
+
+    def __init__(self, threads=None):
+        self.native = None
+        isa, _ = choose_isa(os.environ)
+        if isa is not None:
+            with contextlib.suppress(BackendFault):
+                self.native = Native(isa, threads or usable_cores())
+
+    def pieces(self, tensor, format, importance=None):
+        """Yield a tensor's elements, in order, in another format: bytes of some rows at a time.
+
+        importance: array('f'), one for each column, or None
+        """
+        if tensor.format is format and tensor.contiguous:
+            yield tensor.data
+            return
+        n = tensor.shape[-1] if tensor.shape else 1
+        n_rows = tensor.size // n if n else 0
+        flat = tensor.reshape(n_rows, n) if tensor.contiguous else None
+        step = max(1, SLICE_WEIGHTS // max(n, 1))
+        for start in range(0, n_rows, step):
+            end = min(n_rows, start + step)
+            if flat is None:
+                floats = tensor.floats() if start == 0 else floats
+                yield self._plainly(floats[start * n:end * n], format, importance, tensor)
+            elif self.native and (format.name == "F32" or has_encoder(format, n)):
+                yield self._natively(flat[start:end], format, importance)
+            else:
+                yield self._plainly(flat[start:end].floats(), format, importance, tensor)
+            if flat is not None:
+                _forget(flat[start:end])
+
+    @staticmethod
+    def _plainly(floats, format, importance, tensor):
+        repeated = importance and importance * (len(floats) // len(importance))
+        try:
+            return format.encode(floats, repeated)
+        except KshipraError as error:
+            raise KshipraError(f"tensor {_quote(tensor.name)}: {error}", tensor.path) from None
+
+    def _natively(self, rows, format, importance):
+        """Return the encoded rows; what chapter 1 would refuse, it refuses."""
+        native, n_rows, refused = self.native, rows.shape[0], Memory(8)
+        index = array("i", range(n_rows))
+
+        def write_down(program):
+            recording = Recording(program, native.kernels, Resident(), native.n_threads, 1, False)
+            program.keep += index, recording
+            x = recording.embed(rows, Index(index.buffer_info()[0], n_rows))
+            return x if format.name == "F32" else recording.encode(x, format, importance, refused)
+
+        program, out = record_in(native.arena, write_down)
+        native.arena = program.arena
+        with native.own_mode():
+            native.check(program)
+        program.finish(native.n_threads)
+        native.team.run(program)
+        if any(refused.view(refused.address, 8)):
+            return self._plainly(rows.floats(), format, importance, rows)
+        return ctypes.string_at(out.address, n_rows * format.n_bytes(rows.shape[1]))
+
+    def close(self):
+        if self.native:
+            self.native.close()
+            self.native = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def _forget(tensor):
+    """Let the system take back the memory of a mapped tensor that is not needed again soon."""
+    mapped = tensor.data.obj
+    if isinstance(mapped, mmap.mmap) and tensor.offset is not None and hasattr(mmap,
+                                                                              "MADV_DONTNEED"):
+        start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        mapped.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.n_bytes - start)
+
+
+def _must_not_exist(path):
+    """Refuse to write over what is there; return the path as a str."""
+    path = check_path(path)
+    if os.path.lexists(path):
+        raise KshipraError("is there already, and nothing is overwritten; give another name or "
+                           "remove it", path)
+    return path
+
+
+def _counted(pieces, done, total, progress):
+    """Yield pieces, and tell `progress` of the weights done; done: list of one int.
+
+    pieces: an iterable of (bytes, n_weights)
+    """
+    for piece, n_weights in pieces:
+        yield piece
+        done[0] += n_weights
+        if progress:
+            progress(min(done[0], total), total)
+
+
+def quantize(src: "str | os.PathLike", dst: "str | os.PathLike", type: str,
+             imatrix: "str | os.PathLike | None" = None, threads: "int | None" = None,
+             progress=None) -> None:
+    """Write a model in another type, as a GGUF.
+
+    src: GGUF or Hugging Face directory   dst: a name that is not there yet
+    type: of FILE_TYPES   imatrix: a file that `calibrate` wrote   threads: None for all cores
+    progress(done, total): called with numbers of weights
+    """
+    check_choice("type", type, FILE_TYPES)
+    dst = _must_not_exist(dst)
+    checkpoint = open_checkpoint(src)
+    checkpoint.require_model()
+    hp = Hparams(checkpoint)
+    metadata, tensors = gguf_form(checkpoint)
+    importances = read_imatrix(imatrix) if imatrix is not None else {}
+    tied, plan, instead = "output.weight" not in tensors, [], Counter()
+    for name, tensor in tensors.items():
+        format = FORMATS["F32"] if len(tensor.shape) < 2 else tensor.format
+        if is_quantized(name, tensor.shape):
+            wanted = mixed_type(type, name, hp, tied, bool(importances))
+            format = fitting(wanted, tensor.shape[-1])
+            if format.name != wanted:
+                instead[wanted, format.name] += 1
+        plan.append((name, format, tensor, importances.get(name)))
+    for (wanted, given), n in instead.items():
+        warn(f"{n} tensors have rows that are no multiple of {FORMATS[wanted].block_len}; they "
+             f"are written as {given} instead of {wanted}")
+    metadata = {**metadata, "general.file_type": FILE_TYPES[type][1],
+                "general.quantization_version": 2}
+    write_encoded(dst, metadata, plan, threads, progress)
+
+
+def write_encoded(dst, metadata, plan, threads=None, progress=None):
+    """Write a GGUF.   plan: [(name, Format, Tensor, importance or None)]"""
+    done, total = [0], sum(tensor.size for _, _, tensor, _ in plan)
+    metadata = {key: value for key, value in metadata.items() if not key.startswith("split.")}
+    with Encoding(threads) as encoding:
+        def sized(tensor, format, importance):
+            for piece in encoding.pieces(tensor, format, importance):
+                yield piece, len(piece) // format.block_bytes * format.block_len
+
+        write_gguf(dst, metadata, [
+            (name, format, tensor.shape,
+             _counted(sized(tensor, format, importance), done, total, progress))
+            for name, format, tensor, importance in plan])
+
+
+# What the errors of weights cost.  A weight is multiplied by the activation of its column, so
+# its error counts by the mean square of that activation, over a text like those to come.  The
+# file is llama.cpp's: a GGUF of type imatrix, and of each matrix the sums of squares and a count.
+
+class Watcher:
+    """The operations of another backend; of each matrix of a layer it notes what squares it meets.
+
+    seen: {name of the tensor: sums over the rows of x * x, in the backend's form}
+    """
+
+    def __init__(self, ops, n_rows):
+        self.ops, self.seen, self._sums, self._kept = ops, {}, {}, []
+        ones = array("f", [1.0]) * n_rows
+        if isinstance(ops, Recorder):
+            ops.program.keep.append(ones)
+            self.weights = types.SimpleNamespace(
+                n_rows=1, address=ones.buffer_info()[0],
+                span=(ones.buffer_info()[0], ones.buffer_info()[0] + 4 * n_rows))
+        else:
+            self.weights = ones
+        self.route = Route(n_rows, None, self.weights)
+
+    def __getattr__(self, name):        # only asked for what is not here: the backend's own
+        return getattr(self.ops, name)
+
+    def matmul(self, w, x, route=None):
+        if route is None and w.name.startswith("blk."):
+            if hasattr(self.ops, "done"):
+                x = self.ops.done(x)
+            if id(x) not in self._sums:
+                self._kept.append(x)    # holding it keeps its id its own
+                self._sums[id(x)] = self.ops.mix(self.ops.mul(x, x), self.route)
+            self.seen[w.name] = self._sums[id(x)]
+        return self.ops.matmul(w, x, route)
+
+
+def squares_of(model, rows):
+    """Run rows through a model -> {name of a matrix: array('f'), the sums of squares it met}."""
+    found = {}
+
+    def watched(model, ops, batch):
+        watcher = Watcher(ops, len(rows))
+        logits = forward(model, watcher, batch)
+        found.clear()
+        found.update(watcher.seen)
+        return logits
+
+    def run(ops):
+        batch = Batch(rows, [len(rows) - 1], model.cache)
+        if not hasattr(ops, "record"):
+            ops.run(watched, model, batch)
+            return {name: sums[0] for name, sums in found.items()}
+        program = ops.record(watched, model, batch, ops.is_divided(batch))
+        ops.run_program(ops.team, program, batch)
+        return {name: array("f", ctypes.string_at(sums.address, 4 * sums.n))
+                for name, sums in found.items()}
+    return model.compute(run)
+
+
+def calibrate(model, text, path: "str | os.PathLike", ctx: int = 512, progress=None) -> None:
+    """Write the importance matrix that a text gives a model of GGUF.
+
+    text: str or token ids; it is read in pieces of ctx, what is left behind them is not
+    """
+    path = _must_not_exist(path)
+    if not isinstance(model.checkpoint, GGUF):
+        raise KshipraError("calibration needs a GGUF, whose tensors it names; convert the model "
+                           "first", model.checkpoint.path)
+    sums, n_tokens, chunks = {}, 0, chunks_of(model, text, ctx)
+    for i, ids in enumerate(chunks):
+        seq = Sequence(model.cache)
+        try:
+            with model.turn:
+                for start in range(0, ctx, model.prefill_rows):
+                    part = ids[start:start + model.prefill_rows]
+                    seq.reserve(len(seq.tokens), start + len(part))
+                    found = squares_of(model, [(token, start + j, seq)
+                                               for j, token in enumerate(part)])
+                    seq.tokens.extend(part)
+                    n_tokens += len(part)
+                    for name, squares in found.items():
+                        old = sums.get(name)
+                        sums[name] = squares if old is None else f32_add(old, squares)
+        finally:
+            seq.truncate(0)
+        if progress:
+            progress(i + 1, len(chunks))
+    if not sums:
+        raise KshipraError("no matrix of this model can be calibrated; those of experts are not",
+                           model.checkpoint.path)
+    f32, tensors = FORMATS["F32"], []
+    for name, total in sums.items():
+        tensors += [(name + ".in_sum2", f32, (1, len(total)), [total.tobytes()]),
+                    (name + ".counts", f32, (1, 1), [array("f", [n_tokens]).tobytes()])]
+    write_gguf(path, {"general.type": "imatrix", "imatrix.datasets": ["calibration"],
+                      "imatrix.chunk_count": len(chunks), "imatrix.chunk_size": ctx}, tensors)
+
+
+def read_imatrix(path):
+    """Return {name of a matrix: array('f'), the importance of each column}."""
+    file = GGUF(path)
+    if file.metadata.get("general.type") != "imatrix":
+        raise KshipraError("is no importance matrix; give a GGUF of type imatrix, as --calibrate "
+                           "writes it", path)
+    found = {}
+    for name, tensor in file.tensors.items():
+        matrix, _, kind = name.rpartition(".")
+        if kind != "in_sum2" or tensor.format.name != "F32":
+            continue
+        counts = file.tensors.get(matrix + ".counts")
+        if counts is None or counts.size != 1 or counts.format.name != "F32":
+            continue                    # of experts: their matrices are encoded without
+        (n,), sums = counts.floats(), tensor.floats()
+        if not n > 0 or not all(0 <= v < math.inf for v in sums):
+            raise KshipraError(f"tensor {_quote(name)}: sums of squares and a count above 0 are "
+                               "needed; the file is damaged", path, tensor.offset)
+        found[matrix] = array("f", [v / n for v in sums])
+    if not found:
+        raise KshipraError("holds no sums of squares; calibrate again", path)
+    return found
+
+
+# How good is a model of fewer bits?  Perplexity is the exponential of the mean surprise at the
+# next token of a text.  The Kullback-Leibler divergence compares with the model as it was: how
+# many more nats its own tokens would cost, were they coded by the other's probabilities.  Both
+# go by chunks of a text, each with an empty cache: its first half is only read, its second
+# half scored, so that every token has some past.  So does llama.cpp, and the numbers compare.
+
+SCORED_LOGITS = 1 << 24                 # held at a time
+
+
+def chunks_of(model, text, ctx):
+    """Return the ids of a text in lists of ctx; each begins with BOS, if texts of the model do."""
+    ctx = check_whole("ctx", ctx, 4, model.ctx_size)
+    ids = model.tokenizer.encode(text) if isinstance(text, str) else \
+        [check_whole("a token", token, 0, model.hparams.n_vocab - 1) for token in text]
+    chunks = [ids[start:start + ctx] for start in range(0, len(ids) - ctx + 1, ctx)]
+    if not chunks:
+        raise KshipraError(f"the text has {len(ids)} tokens, and one chunk of it needs {ctx}; "
+                           "give more text or a smaller ctx")
+    if model.tokenizer.add_bos:
+        for chunk in chunks:
+            chunk[0] = model.tokenizer.bos_id
+    return chunks
+
+
+def scored(model, ids):
+    """Yield (logits, next token) for the second half of a chunk."""
+    seq, first = model.session, len(ids) // 2
+    step = max(1, min(model.prefill_rows, SCORED_LOGITS // model.hparams.n_vocab))
+    with model.turn:
+        seq.truncate(0)
+        for start in range(0, len(ids) - 1, step):
+            rows = [(ids[pos], pos, seq) for pos in range(start, min(len(ids) - 1, start + step))]
+            wanted = [i for i, row in enumerate(rows) if row[1] >= first]
+            for i, logits in zip(wanted, model.step(rows, wanted)):
+                yield logits, ids[rows[i][1] + 1]
+
+
+def log_sum_exp(model, logits):
+    """Return the logarithm of the sum of exp(logit)."""
+    top = max(logits) if getattr(logits, "best", None) is None else logits[logits.best]
+    return top + math.log(model.exp_sum(logits, top))
+
+
+class Mean:
+    """Numbers, of which the mean and how far it may be off (one standard error) are wanted."""
+
+    def __init__(self):
+        self.values = array("d")
+
+    @property
+    def mean(self):
+        return math.fsum(self.values) / len(self.values)
+
+    @property
+    def error(self):
+        n, mean = len(self.values), self.mean
+        return math.sqrt(math.fsum((v - mean) ** 2 for v in self.values) / max(1, n - 1) / n)
+
+
+def surprise(model, text, ctx=512, progress=None):
+    """Return the Mean of -log(probability) of the scored tokens of a text."""
+    found, chunks = Mean(), chunks_of(model, text, ctx)
+    for i, ids in enumerate(chunks):
+        for logits, token in scored(model, ids):
+            found.values.append(log_sum_exp(model, logits) - logits[token])
+        if progress:
+            progress(i + 1, len(chunks))
+    return found
+
+
+class Divergence(NamedTuple):
+    """What sets a model apart from the one that it was made of, over a text.
+
+    kl: Mean, in nats   same_top: how often both have the same most probable token
+    perplexity, base_perplexity: of each
+    """
+    kl: Mean
+    same_top: float
+    perplexity: float
+    base_perplexity: float
+
+
+def divergence(model, base, text, ctx=512, progress=None):
+    """Return the Divergence of a model from `base`, a Model with the same tokens."""
+    if model.hparams.n_vocab != base.hparams.n_vocab:
+        raise KshipraError(f"the models have {model.hparams.n_vocab} and {base.hparams.n_vocab} "
+                           "tokens; they must be of the same family to be compared")
+    kl, same, own, others, chunks = Mean(), 0, Mean(), Mean(), chunks_of(base, text, ctx)
+    for i, ids in enumerate(chunks):
+        for (p, token), (q, _) in zip(scored(base, ids), scored(model, ids)):
+            p_log, q_log = log_sum_exp(base, p), log_sum_exp(model, q)
+            lost = math.fsum(map(mul, map(math.exp, map(sub, p, repeat(p_log))), map(sub, p, q)))
+            kl.values.append(lost - p_log + q_log)
+            same += p.index(max(p)) == q.index(max(q))
+            own.values.append(q_log - q[token])
+            others.values.append(p_log - p[token])
+        if progress:
+            progress(i + 1, len(chunks))
+    return Divergence(kl, same / len(kl.values), math.exp(own.mean), math.exp(others.mean))
+
+
+# Encoding when a model is loaded.  The matrices of the layers go from the file to memory in
+# fewer bits; the embedding and the output, which are few and sensitive, in no fewer than eight.
+
+SCHEMES = ("int", "nf4", *[name for name in FORMATS if name in _ENCODERS
+                           and not name.startswith(("INT", "NF", "TQ"))])
+
+
+def scheme_format(scheme, bits, group_size):
+    """Return the Format that a scheme, and for "int" its bits and group size, mean."""
+    scheme = {"int": "int", "nf4": "nf4"}.get(str(scheme).lower(), str(scheme).upper())
+    check_choice("quant_scheme", scheme, SCHEMES)
+    if scheme == "int":
+        name = f"INT{4 if bits is None else bits}_G{64 if group_size is None else group_size}"
+        if name not in FORMATS:
+            check_whole("quant_bits", bits, 2, 8)
+            raise KshipraError(f"quant_bits {_quote(bits)} with group_size {_quote(group_size)} "
+                               "is not supported; bits of 2, 4 or 8 are, in groups of 32, 64 or "
+                               "128")
+        return FORMATS[name]
+    if bits is not None or group_size is not None:
+        raise KshipraError(f"quant_bits and group_size go with quant_scheme int, not {scheme}")
+    return FORMATS["NF4" if scheme == "nf4" else scheme]
+
+
+def encode_weights(model, format, threads=None):
+    """Replace the matrices of a loaded model by encoded ones, in memory."""
+    fewer = format.block_bytes * 8 / format.block_len < 8
+    kept, done = Counter(), {}
+
+    with Encoding(threads) as encoding:
+        def encoded(tensor, format):
+            if not isinstance(tensor, Tensor) or len(tensor.shape) != 2:
+                return tensor
+            if tensor.shape[1] % format.block_len:
+                kept[tensor.shape[1]] += 1
+                return tensor
+            if id(tensor) not in done:      # the embedding may be the output too
+                data = bytearray()
+                for piece in encoding.pieces(tensor, format):
+                    data += piece
+                done[id(tensor)] = tensor, Tensor(tensor.name, format, tensor.shape, data)
+            return done[id(tensor)][1]
+
+        w, ends = model.weights, FORMATS["Q8_0"] if fewer else format
+        w.embed, w.lm_head = encoded(w.embed, ends), encoded(w.lm_head, ends)
+        for layer in w.layers:
+            for slot, value in vars(layer).items():
+                if slot in ("wqkv", "router"):      # views of it are what computes; it is small
+                    continue
+                setattr(layer, slot, [encoded(t, format) for t in value]
+                        if isinstance(value, list) else encoded(value, format))
+    if kept:
+        warn(f"{sum(kept.values())} matrices have rows of {', '.join(map(str, kept))} weights, no "
+             f"multiple of the {format.block_len} of a block of {format.name}; they stay as they "
+             "are")
+
+
+# ---------------------------------------------------------------------------------------
+# 22. Front doors
 #
 # Two doors lead in: `load`, for programs, and `main`, for the command line.  Nothing here
 # computes; the command line can do nothing that a caller of `load` could not.
@@ -15688,7 +16935,7 @@ def _script():
 
 
 # ---------------------------------------------------------------------------------------
-# 22. The model in the file
+# 23. The model in the file
 #
 # Two small llama models that were trained for this project on stories of its own grammar:
 # the demo (4 layers, width 64, Q4_0) and a draft for speculative decoding (one layer of

@@ -34,6 +34,10 @@ PARAMETERS = {
     "emit_matmul_float": lambda: [(f, n) for f in PLAIN for n in _widths(f)],
     "emit_embed": lambda: [(f, n) for f in PACKED + PLAIN for n in _widths(f)],
     "emit_pick": lambda: [(f, n) for f in PACKED + PLAIN for n in _widths(f)],
+    "emit_encode": lambda: [(f, n * f.block_len, errors)
+                            for f in PACKED + PLAIN for n in (1, 8, 9)
+                            for errors in ("alike", "weighted")
+                            if kshipra.has_encoder(f, n * f.block_len)],
     "emit_rope": lambda: [("half",), ("interleaved",)],
     "emit_kv_store": lambda: _caches(),
     "emit_attention": lambda: [(*cache, cap) for cache in _caches() for cap in (False, True)],

@@ -2,7 +2,7 @@
 
     python tests/pack_demo.py DEMO.gguf DRAFT.gguf
 
-Everything from the banner of chapter 22 to the end of the file is written anew.  What the
+Everything from the banner of chapter 23 to the end of the file is written anew.  What the
 model should say is in tests/demo_expected.json; replace that file together with the model.
 """
 import base64
@@ -12,7 +12,7 @@ import textwrap
 import zlib
 
 SOURCE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "kshipra.py")
-BANNER = "# " + "-" * 87 + "\n# 22. The model in the file\n"
+BANNER = "# " + "-" * 87 + "\n# 23. The model in the file\n"
 OPENER = BANNER + '''#
 # Two small llama models that were trained for this project on stories of its own grammar:
 # the demo (4 layers, width 64, Q4_0) and a draft for speculative decoding (one layer of
@@ -45,7 +45,7 @@ def main():
     with open(SOURCE, encoding="utf-8") as f:
         text = f.read()
     if text.count(BANNER) != 1:
-        sys.exit(f"{SOURCE} has no single banner of chapter 22")
+        sys.exit(f"{SOURCE} has no single banner of chapter 23")
     data = "".join(f'{name} = """\n{packed(path)}\n"""\n'
                    for name, path in zip(("DEMO_MODEL", "DRAFT_MODEL"), sys.argv[1:]))
     with open(SOURCE + ".part", "w", encoding="utf-8", newline="\n") as f:
