@@ -92,8 +92,9 @@ except ImportError:                     # a Python built without it: no machine 
     ctypes = None
 
 __all__ = ["Engine", "FORMATS", "Format", "GGUF", "Generation", "HFDirectory", "KshipraError",
-           "Model", "Safetensors", "Sampler", "Sequence", "Tensor", "Tokenizer", "load",
-           "load_tokenizer", "main", "write_gguf", "write_safetensors"]
+           "Model", "Safetensors", "Sampler", "Sequence", "Tensor", "Tokenizer", "calibrate",
+           "convert", "divergence", "load", "load_tokenizer", "main", "quantize", "write_gguf",
+           "write_safetensors"]
 
 
 def __dir__():
@@ -15799,6 +15800,16 @@ def _counted(pieces, done, total, progress):
             progress(min(done[0], total), total)
 
 
+def gguf_form(checkpoint):
+    """Return (metadata, {name: Tensor}) of a checkpoint as a GGUF has them."""
+    return checkpoint.metadata, checkpoint.tensors
+
+
+def convert(src: "str | os.PathLike", dst: "str | os.PathLike", type: str = "F16",
+            threads: "int | None" = None, progress=None) -> None:
+    quantize(src, dst, type, threads=threads, progress=progress)
+
+
 def quantize(src: "str | os.PathLike", dst: "str | os.PathLike", type: str,
              imatrix: "str | os.PathLike | None" = None, threads: "int | None" = None,
              progress=None) -> None:
@@ -15823,7 +15834,11 @@ def quantize(src: "str | os.PathLike", dst: "str | os.PathLike", type: str,
             format = fitting(wanted, tensor.shape[-1])
             if format.name != wanted:
                 instead[wanted, format.name] += 1
-        plan.append((name, format, tensor, importances.get(name)))
+        importance = importances.get(name)
+        if importance is not None and len(importance) != tensor.shape[-1]:
+            raise KshipraError(f"has {len(importance)} columns for {_quote(name)}, which has "
+                               f"{tensor.shape[-1]}; it is of another model", imatrix)
+        plan.append((name, format, tensor, importance))
     for (wanted, given), n in instead.items():
         warn(f"{n} tensors have rows that are no multiple of {FORMATS[wanted].block_len}; they "
              f"are written as {given} instead of {wanted}")
@@ -15845,6 +15860,108 @@ def write_encoded(dst, metadata, plan, threads=None, progress=None):
             (name, format, tensor.shape,
              _counted(sized(tensor, format, importance), done, total, progress))
             for name, format, tensor, importance in plan])
+
+
+# How good is a model of fewer bits?  Perplexity is the exponential of the mean surprise at the
+# next token of a text.  The Kullback-Leibler divergence compares with the model as it was: how
+# many more nats its own tokens would cost, were they coded by the other's probabilities.  Both
+# go by chunks of a text, each with an empty cache: its first half is only read, its second
+# half scored, so that every token has some past.  So does llama.cpp, and the numbers compare.
+
+SCORED_LOGITS = 1 << 24                 # held at a time
+SCORED_CTX = 512                        # tokens of a chunk, unless something else is said
+
+
+def chunks_of(model, text, ctx):
+    """Return the ids of a text in lists of ctx; each begins with BOS, if texts of the model do."""
+    ctx = check_whole("ctx", ctx, 4, model.ctx_size)
+    ids = model.tokenizer.encode(text) if isinstance(text, str) else \
+        [check_whole("a token", token, 0, model.hparams.n_vocab - 1) for token in text]
+    chunks = [ids[start:start + ctx] for start in range(0, len(ids) - ctx + 1, ctx)]
+    if not chunks:
+        raise KshipraError(f"the text has {len(ids)} tokens, and one chunk of it needs {ctx}; "
+                           "give more text or a smaller ctx")
+    if model.tokenizer.add_bos:
+        for chunk in chunks:
+            chunk[0] = model.tokenizer.bos_id
+    return chunks
+
+
+def scored(model, ids):
+    """Yield (logits, next token) for the second half of a chunk."""
+    seq, first = model.session, len(ids) // 2
+    step = max(1, min(model.prefill_rows, SCORED_LOGITS // model.hparams.n_vocab))
+    with model.turn:
+        seq.truncate(0)
+        for start in range(0, len(ids) - 1, step):
+            rows = [(ids[pos], pos, seq) for pos in range(start, min(len(ids) - 1, start + step))]
+            wanted = [i for i, row in enumerate(rows) if row[1] >= first]
+            for i, logits in zip(wanted, model.step(rows, wanted)):
+                yield logits, ids[rows[i][1] + 1]
+
+
+def log_sum_exp(model, logits):
+    """Return the logarithm of the sum of exp(logit)."""
+    top = max(logits) if getattr(logits, "best", None) is None else logits[logits.best]
+    return top + math.log(model.exp_sum(logits, top))
+
+
+class Mean:
+    """Numbers, of which the mean and how far it may be off (one standard error) are wanted."""
+
+    def __init__(self):
+        self.values = array("d")
+
+    @property
+    def mean(self):
+        return math.fsum(self.values) / len(self.values)
+
+    @property
+    def error(self):
+        n, mean = len(self.values), self.mean
+        return math.sqrt(math.fsum((v - mean) ** 2 for v in self.values) / max(1, n - 1) / n)
+
+
+def surprise(model, text, ctx=SCORED_CTX, progress=None):
+    """Return the Mean of -log(probability) of the scored tokens of a text."""
+    found, chunks = Mean(), chunks_of(model, text, ctx)
+    for i, ids in enumerate(chunks):
+        for logits, token in scored(model, ids):
+            found.values.append(log_sum_exp(model, logits) - logits[token])
+        if progress:
+            progress(i + 1, len(chunks))
+    return found
+
+
+class Divergence(NamedTuple):
+    """What sets a model apart from the one that it was made of, over a text.
+
+    kl: Mean, in nats   same_top: how often both have the same most probable token
+    perplexity, base_perplexity: of each
+    """
+    kl: Mean
+    same_top: float
+    perplexity: float
+    base_perplexity: float
+
+
+def divergence(model, base, text, ctx=SCORED_CTX, progress=None):
+    """Return the Divergence of a model from `base`, a Model with the same tokens."""
+    if model.hparams.n_vocab != base.hparams.n_vocab:
+        raise KshipraError(f"the models have {model.hparams.n_vocab} and {base.hparams.n_vocab} "
+                           "tokens; they must be of the same family to be compared")
+    kl, same, own, others, chunks = Mean(), 0, Mean(), Mean(), chunks_of(base, text, ctx)
+    for i, ids in enumerate(chunks):
+        for (p, token), (q, _) in zip(scored(base, ids), scored(model, ids)):
+            p_log, q_log = log_sum_exp(base, p), log_sum_exp(model, q)
+            lost = math.fsum(map(mul, map(math.exp, map(sub, p, repeat(p_log))), map(sub, p, q)))
+            kl.values.append(lost - p_log + q_log)
+            same += p.index(max(p)) == q.index(max(q))
+            own.values.append(q_log - q[token])
+            others.values.append(p_log - p[token])
+        if progress:
+            progress(i + 1, len(chunks))
+    return Divergence(kl, same / len(kl.values), math.exp(own.mean), math.exp(others.mean))
 
 
 # What the errors of weights cost.  A weight is multiplied by the activation of its column, so
@@ -15906,7 +16023,8 @@ def squares_of(model, rows):
     return model.compute(run)
 
 
-def calibrate(model, text, path: "str | os.PathLike", ctx: int = 512, progress=None) -> None:
+def calibrate(model: Engine, text, path: "str | os.PathLike", ctx: int = SCORED_CTX,
+              progress=None) -> None:
     """Write the importance matrix that a text gives a model of GGUF.
 
     text: str or token ids; it is read in pieces of ctx, what is left behind them is not
@@ -15969,107 +16087,6 @@ def read_imatrix(path):
     return found
 
 
-# How good is a model of fewer bits?  Perplexity is the exponential of the mean surprise at the
-# next token of a text.  The Kullback-Leibler divergence compares with the model as it was: how
-# many more nats its own tokens would cost, were they coded by the other's probabilities.  Both
-# go by chunks of a text, each with an empty cache: its first half is only read, its second
-# half scored, so that every token has some past.  So does llama.cpp, and the numbers compare.
-
-SCORED_LOGITS = 1 << 24                 # held at a time
-
-
-def chunks_of(model, text, ctx):
-    """Return the ids of a text in lists of ctx; each begins with BOS, if texts of the model do."""
-    ctx = check_whole("ctx", ctx, 4, model.ctx_size)
-    ids = model.tokenizer.encode(text) if isinstance(text, str) else \
-        [check_whole("a token", token, 0, model.hparams.n_vocab - 1) for token in text]
-    chunks = [ids[start:start + ctx] for start in range(0, len(ids) - ctx + 1, ctx)]
-    if not chunks:
-        raise KshipraError(f"the text has {len(ids)} tokens, and one chunk of it needs {ctx}; "
-                           "give more text or a smaller ctx")
-    if model.tokenizer.add_bos:
-        for chunk in chunks:
-            chunk[0] = model.tokenizer.bos_id
-    return chunks
-
-
-def scored(model, ids):
-    """Yield (logits, next token) for the second half of a chunk."""
-    seq, first = model.session, len(ids) // 2
-    step = max(1, min(model.prefill_rows, SCORED_LOGITS // model.hparams.n_vocab))
-    with model.turn:
-        seq.truncate(0)
-        for start in range(0, len(ids) - 1, step):
-            rows = [(ids[pos], pos, seq) for pos in range(start, min(len(ids) - 1, start + step))]
-            wanted = [i for i, row in enumerate(rows) if row[1] >= first]
-            for i, logits in zip(wanted, model.step(rows, wanted)):
-                yield logits, ids[rows[i][1] + 1]
-
-
-def log_sum_exp(model, logits):
-    """Return the logarithm of the sum of exp(logit)."""
-    top = max(logits) if getattr(logits, "best", None) is None else logits[logits.best]
-    return top + math.log(model.exp_sum(logits, top))
-
-
-class Mean:
-    """Numbers, of which the mean and how far it may be off (one standard error) are wanted."""
-
-    def __init__(self):
-        self.values = array("d")
-
-    @property
-    def mean(self):
-        return math.fsum(self.values) / len(self.values)
-
-    @property
-    def error(self):
-        n, mean = len(self.values), self.mean
-        return math.sqrt(math.fsum((v - mean) ** 2 for v in self.values) / max(1, n - 1) / n)
-
-
-def surprise(model, text, ctx=512, progress=None):
-    """Return the Mean of -log(probability) of the scored tokens of a text."""
-    found, chunks = Mean(), chunks_of(model, text, ctx)
-    for i, ids in enumerate(chunks):
-        for logits, token in scored(model, ids):
-            found.values.append(log_sum_exp(model, logits) - logits[token])
-        if progress:
-            progress(i + 1, len(chunks))
-    return found
-
-
-class Divergence(NamedTuple):
-    """What sets a model apart from the one that it was made of, over a text.
-
-    kl: Mean, in nats   same_top: how often both have the same most probable token
-    perplexity, base_perplexity: of each
-    """
-    kl: Mean
-    same_top: float
-    perplexity: float
-    base_perplexity: float
-
-
-def divergence(model, base, text, ctx=512, progress=None):
-    """Return the Divergence of a model from `base`, a Model with the same tokens."""
-    if model.hparams.n_vocab != base.hparams.n_vocab:
-        raise KshipraError(f"the models have {model.hparams.n_vocab} and {base.hparams.n_vocab} "
-                           "tokens; they must be of the same family to be compared")
-    kl, same, own, others, chunks = Mean(), 0, Mean(), Mean(), chunks_of(base, text, ctx)
-    for i, ids in enumerate(chunks):
-        for (p, token), (q, _) in zip(scored(base, ids), scored(model, ids)):
-            p_log, q_log = log_sum_exp(base, p), log_sum_exp(model, q)
-            lost = math.fsum(map(mul, map(math.exp, map(sub, p, repeat(p_log))), map(sub, p, q)))
-            kl.values.append(lost - p_log + q_log)
-            same += p.index(max(p)) == q.index(max(q))
-            own.values.append(q_log - q[token])
-            others.values.append(p_log - p[token])
-        if progress:
-            progress(i + 1, len(chunks))
-    return Divergence(kl, same / len(kl.values), math.exp(own.mean), math.exp(others.mean))
-
-
 # Encoding when a model is loaded.  The matrices of the layers go from the file to memory in
 # fewer bits; the embedding and the output, which are few and sensitive, in no fewer than eight.
 
@@ -16078,9 +16095,10 @@ SCHEMES = ("int", "nf4", *[name for name in FORMATS if name in _ENCODERS
 
 
 def scheme_format(scheme, bits, group_size):
-    """Return the Format that a scheme, and for "int" its bits and group size, mean."""
-    scheme = {"int": "int", "nf4": "nf4"}.get(str(scheme).lower(), str(scheme).upper())
-    check_choice("quant_scheme", scheme, SCHEMES)
+    """Return the Format that a scheme, and for "int" its bits and group size, mean; or None."""
+    if scheme is not None:
+        scheme = {"INT": "int", "NF4": "nf4"}.get(str(scheme).upper(), str(scheme).upper())
+        check_choice("quant_scheme", scheme, SCHEMES)
     if scheme == "int":
         name = f"INT{4 if bits is None else bits}_G{64 if group_size is None else group_size}"
         if name not in FORMATS:
@@ -16091,6 +16109,8 @@ def scheme_format(scheme, bits, group_size):
         return FORMATS[name]
     if bits is not None or group_size is not None:
         raise KshipraError(f"quant_bits and group_size go with quant_scheme int, not {scheme}")
+    if scheme is None:
+        return None
     return FORMATS["NF4" if scheme == "nf4" else scheme]
 
 
@@ -16171,6 +16191,10 @@ class Model(Engine):
                 part = ids[a:a + self.prefill_rows]
                 out.extend(self.step([(t, a + i, seq) for i, t in enumerate(part)]))
         return out
+
+    def perplexity(self, text, ctx: int = SCORED_CTX) -> float:
+        """Return the perplexity of a text, str or ids, in chunks of ctx: see chapter 21."""
+        return math.exp(surprise(self, text, ctx).mean)
 
     def prompt_ids(self, prompt) -> list:
         """Return a prompt's token ids; text that spells the beginning token gets no second one.
@@ -16458,7 +16482,9 @@ def give_back_memory():
 
 def load(path: "str | os.PathLike | None" = None, device: str = "auto",
          threads: "int | None" = None, ctx_size: "int | None" = None, kv_type: str = "f16",
-         page_size: "int | None" = None, cache_tokens: "int | None" = None) -> Model:
+         page_size: "int | None" = None, cache_tokens: "int | None" = None,
+         quant_scheme: "str | None" = None, quant_bits: "int | None" = None,
+         group_size: "int | None" = None) -> Model:
     """Load a model.
 
     path: GGUF file, safetensors file, Hugging Face directory; None: the model in this file
@@ -16467,17 +16493,23 @@ def load(path: "str | os.PathLike | None" = None, device: str = "auto",
     threads: None for all that pay   ctx_size: positions in the cache; None: the model's own, at
     most DEFAULT_CTX   kv_type: "f32", "f16" or "q8_0", for the cache   page_size: positions in
     a page of it; None: one page   cache_tokens: positions in the pages that generate_batch and
-    submit share; None: four contexts, or 16384 if that is less
+    submit share; None: four contexts, or 16384 if that is less   quant_scheme: None, or encode
+    the weights in memory: "int", with quant_bits of 2, 4 or 8 and a group_size of 32, 64 or 128,
+    "nf4", or the name of a format, such as "q8_0"
     Raises KshipraError for anything wrong with the file or the parameters.
     """
     give_back_memory()
+    format = scheme_format(quant_scheme, quant_bits, group_size)
     checkpoint = open_checkpoint(path)
     checkpoint.require_model()
     Hparams(checkpoint)                 # an architecture that is unknown is said first
     weight_bytes = sum(t.n_bytes for t in checkpoint.tensors.values())
     ops = choose_backend(device, threads, weight_bytes)
-    return Model(checkpoint, tokenizer_of(checkpoint), ops, ctx_size=ctx_size, kv_type=kv_type,
-                 page_size=page_size, cache_tokens=cache_tokens)
+    model = Model(checkpoint, tokenizer_of(checkpoint), ops, ctx_size=ctx_size, kv_type=kv_type,
+                  page_size=page_size, cache_tokens=cache_tokens)
+    if format is not None:
+        encode_weights(model, format, threads)
+    return model
 
 
 def load_draft(device) -> Model:
@@ -16571,14 +16603,18 @@ def kernel_listing(name):
 # LISTED says what each way to run takes; an option that it would ignore is refused.
 
 STORY = "Once upon a time"              # the prompt where there is none
-LOAD_OPTIONS = ("device", "threads", "ctx_size", "kv_type", "page_size")
+LOAD_OPTIONS = ("device", "threads", "ctx_size", "kv_type", "page_size", "quant_scheme",
+                "quant_bits", "group_size")
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
 GENERATE_OPTIONS = ("max_tokens", "stop", "ignore_eos", *SAMPLING_OPTIONS)
 PROMPT_OPTIONS = ("model", "prompt", "file", "text", "paged_cache", *LOAD_OPTIONS)
 LISTED = {                              # what to do -> the options that it heeds
     "info": ("model", "ctx_size", "kv_type"), "listing": (), "version": (),
     "profile": (*PROMPT_OPTIONS, "max_tokens"), "json": (*PROMPT_OPTIONS, "batch_prompts",
-                                                              *GENERATE_OPTIONS)}
+                                                              *GENERATE_OPTIONS),
+    "quantize": ("model", "imatrix", "threads"), "convert": ("model", "threads"),
+    "calibrate": ("model", "imatrix", *LOAD_OPTIONS), "perplexity": ("model", *LOAD_OPTIONS),
+    "kl_divergence": ("model", "base", *LOAD_OPTIONS)}
 
 OPTIONS = {                             # group -> rows of (flags, what argparse is told)
     "what to say": [
@@ -16611,13 +16647,31 @@ OPTIONS = {                             # group -> rows of (flags, what argparse
          "rest")),
         ("--paged-cache", dict(action="store_true", help="keep the cache in small pages")),
         ("--page-size", dict(type=int, metavar="N",
-         help="positions in a page of the paged cache (default: 64)"))],
+         help="positions in a page of the paged cache (default: 64)")),
+        ("--quant-scheme", dict(metavar="int|nf4|TYPE",
+         help="encode the weights when they are loaded, in memory; TYPE as q8_0, q4_k")),
+        ("--quant-bits", dict(type=int, metavar="N", help="of int: 2, 4 or 8 (default: 4)")),
+        ("--group-size", dict(type=int, metavar="N",
+         help="weights of int under one scale: 32, 64 or 128 (default: 64)"))],
     "what to do instead of printing text (one of these)": [
         ("--json", dict(action="store_true", help="print one JSON object")),
         ("--info", dict(action="store_true", help="print metadata, tensors and a memory plan")),
         ("--profile", dict(action="store_true",
          help="print where the time and the memory of the prompt and --max-tokens go")),
         ("--listing", dict(metavar="KERNEL", help="print a kernel's machine code, such as q4_0")),
+        ("--quantize", dict(nargs=2, metavar=("TYPE", "OUT"), help="write the model as a GGUF of "
+         f"another type: {', '.join(FILE_TYPES)}")),
+        ("--convert", dict(metavar="OUT", help="write the model as a GGUF of F16 or, if OUT ends "
+         "in .safetensors, as that")),
+        ("--calibrate", dict(metavar="TEXTFILE",
+         help="write to --imatrix what a text says of the importance of weights")),
+        ("--imatrix", dict(metavar="FILE", help="an importance matrix, for --quantize to use or "
+         "for --calibrate to write")),
+        ("--perplexity", dict(metavar="TEXTFILE", help="print how well the model foretells a "
+         f"text, in chunks of --ctx-size (default: {SCORED_CTX})")),
+        ("--kl-divergence", dict(metavar="TEXTFILE",
+         help="print how far the model is from --base on a text")),
+        ("--base", dict(metavar="MODEL", help="the model that --model was made of")),
         ("--version", dict(action="store_true", help="print the version"))]}
 
 EXAMPLES = """examples:
@@ -16726,7 +16780,10 @@ def parse_arguments(argv):
                if name in given]
     if len(prompts) > 1:
         parser.error(f"{' and '.join(map(_flag, prompts))} exclude each other")
-    if not prompts and "model" in given and not set(whats) & {"info", "listing", "version"}:
+    for name, needed in (("calibrate", "imatrix"), ("kl_divergence", "base")):
+        if name in given and needed not in given:
+            parser.error(f"{_flag(name)} needs {_flag(needed)}")
+    if not prompts and "model" in given and set(whats) <= {"json", "profile"}:
         parser.error("give a prompt (or --info)")
     return given
 
@@ -16876,6 +16933,67 @@ def run_profile(given):
     return 0
 
 
+def progress_bar(what):
+    """Return progress(done, total), which draws a bar on stderr; None where nobody watches."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return None
+
+    def progress(done, total):
+        n = 40 * done // total
+        sys.stderr.write(f"\r{what} [{'#' * n}{'.' * (40 - n)}] {100 * done // total}%"
+                         if done < total else "\r\x1b[K")
+        sys.stderr.flush()
+    return progress
+
+
+def text_of(path):
+    """Return the text of a file."""
+    try:
+        return _read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise KshipraError("is not a text of UTF-8", path, error.start) from None
+
+
+def run_quantize(given):
+    kind, out = given["quantize"]
+    quantize(given.get("model"), out, kind.upper(), progress=progress_bar("encoding"),
+             **_some(given, ("imatrix", "threads")))
+    return 0
+
+
+def run_convert(given):
+    convert(given.get("model"), given["convert"], progress=progress_bar("converting"),
+            **_some(given, ("threads",)))
+    return 0
+
+
+def run_calibrate(given):
+    text, model = text_of(given["calibrate"]), load_as_asked(given)
+    calibrate(model, text, given["imatrix"], given.get("ctx_size", SCORED_CTX),
+              progress_bar("calibrating"))
+    return 0
+
+
+def run_perplexity(given):
+    text, model = text_of(given["perplexity"]), load_as_asked(given)
+    found = surprise(model, text, given.get("ctx_size", SCORED_CTX), progress_bar("reading"))
+    perplexity = math.exp(found.mean)
+    say(f"perplexity {perplexity:.4f} +- {perplexity * found.error:.4f}, of {len(found.values)} "
+        "tokens\n")
+    return 0
+
+
+def run_kl_divergence(given):
+    text, model = text_of(given["kl_divergence"]), load_as_asked(given)
+    base = load(given["base"], **_some(given, ("device", "threads", "ctx_size", "kv_type")))
+    found = divergence(model, base, text, given.get("ctx_size", SCORED_CTX),
+                       progress_bar("comparing"))
+    say(f"KL divergence {found.kl.mean:.6f} +- {found.kl.error:.6f} nats a token, of "
+        f"{len(found.kl.values)}; the same most probable token {found.same_top:.2%}\n"
+        f"perplexity {found.perplexity:.4f}, of the base {found.base_perplexity:.4f}\n")
+    return 0
+
+
 def run_command(argv):
     """Do what the arguments ask for; return the exit status."""
     given = parse_arguments(argv)
@@ -16887,8 +17005,10 @@ def run_command(argv):
         for line in describe(given.get("model"), **_some(given, ("ctx_size", "kv_type"))):
             say(line + "\n")
     else:
-        return (run_profile if "profile" in given else run_batch if "batch_prompts" in given
-                else run_prompt)(given)
+        runs = {"profile": run_profile, "quantize": run_quantize, "convert": run_convert,
+                "calibrate": run_calibrate, "perplexity": run_perplexity,
+                "kl_divergence": run_kl_divergence, "batch_prompts": run_batch}
+        return next((run for name, run in runs.items() if name in given), run_prompt)(given)
     return 0
 
 
