@@ -16102,9 +16102,8 @@ def scheme_format(scheme, bits, group_size):
     if scheme == "int":
         name = f"INT{4 if bits is None else bits}_G{64 if group_size is None else group_size}"
         if name not in FORMATS:
-            check_whole("quant_bits", bits, 2, 8)
             raise KshipraError(f"quant_bits {_quote(bits)} with group_size {_quote(group_size)} "
-                               "is not supported; bits of 2, 4 or 8 are, in groups of 32, 64 or "
+                               "are not supported; 2, 4 or 8 bits are, in groups of 32, 64 or "
                                "128")
         return FORMATS[name]
     if bits is not None or group_size is not None:
