@@ -1064,7 +1064,7 @@ def _search_minimum(x, w, top, tries, magnitude):
     def spread(numerator):
         """Return the codes that a scale of span / numerator gives."""
         inverses = array("f", [numerator / span if ok and span else 0.0
-                               for span, ok in zip(_f32s(sub, highs, lows), live)])    # of the lows so far
+                               for span, ok in zip(_f32s(sub, highs, lows), live)])
         return [_nearest(_f32s(mul, inverses, _f32s(sub, column, lows)), 0.0, top)
                 for column in x]
 

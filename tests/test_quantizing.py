@@ -93,6 +93,11 @@ def model_path(tmp_path):
     return tiny.write(tmp_path / "model.gguf", hidden=256, n_heads=4, head_dim=64, ffn=96)
 
 
+@pytest.fixture
+def small_path(tmp_path):
+    return tiny.write(tmp_path / "small.gguf")
+
+
 def test_a_quantized_model_runs_and_is_smaller(model_path, tmp_path):
     sizes = []
     for kind in ("F16", "Q8_0", "Q4_K_M", "Q2_K"):
@@ -101,7 +106,7 @@ def test_a_quantized_model_runs_and_is_smaller(model_path, tmp_path):
         sizes.append(out.stat().st_size)
         file = GGUF(out)
         assert file.metadata["general.file_type"] == kshipra.FILE_TYPES[kind][1]
-        with kshipra.load(out, device="python") as model:
+        with kshipra.load(out) as model:
             assert len(list(model.generate_ids([1, 2, 3], 4, ignore_eos=True))) == 4
     assert sizes == sorted(sizes, reverse=True)
 
@@ -168,23 +173,23 @@ def test_a_weight_that_is_not_finite_is_refused_by_its_tensors_name(tmp_path):
 
 # Importance
 
-def test_calibration_finds_the_mean_squares_of_activations(model_path, tmp_path):
+def test_calibration_finds_the_mean_squares_of_activations(small_path, tmp_path):
     """The first norm's output is what wq of layer 0 meets: computed here by hand."""
     ids = tiny.ids(64)
     found = {}
     for device in ("python", "auto"):
-        with kshipra.load(model_path, device=device, ctx_size=64) as model:
+        with kshipra.load(small_path, device=device, ctx_size=64) as model:
             path = tmp_path / f"{device}.gguf"
             kshipra.calibrate(model, ids, path, ctx=32)
             found[device] = kshipra.read_imatrix(path)
             embed, norm = model.weights.embed, model.weights.layers[0].attn_norm
             eps, add_bos = model.hparams.eps, model.tokenizer.add_bos
     chunks = [ids[:32], ids[32:]]
-    total = [0.0] * 256
+    total = [0.0] * 32
     for chunk in chunks:
         for token in ([tiny.BOS] if add_bos else chunk[:1]) + chunk[1:]:
             row = embed[token].floats()
-            scale = 1 / math.sqrt(sum(v * v for v in row) / 256 + eps)
+            scale = 1 / math.sqrt(sum(v * v for v in row) / 32 + eps)
             total = [t + (v * scale * w) ** 2 for t, v, w in zip(total, row, norm)]
     for device in found:
         got = found[device]["blk.0.attn_q.weight"]
@@ -226,10 +231,10 @@ def test_a_foreign_importance_matrix_is_refused(model_path, tmp_path):
 
 # Quality
 
-def test_perplexity_by_hand(model_path):
+def test_perplexity_by_hand(small_path):
     """Two chunks, each with BOS in the first place; the second half is scored."""
     ids = tiny.ids(40)
-    with kshipra.load(model_path, device="python", ctx_size=64) as model:
+    with kshipra.load(small_path, ctx_size=64) as model:
         found = model.perplexity(ids, ctx=16)
         lost = []
         for start in (0, 16):
@@ -245,10 +250,10 @@ def test_perplexity_by_hand(model_path):
     assert found == pytest.approx(math.exp(sum(lost) / len(lost)), rel=1e-5)
 
 
-def test_perplexity_is_the_same_on_every_device(model_path):
+def test_perplexity_is_the_same_on_every_device(small_path):
     found = []
     for device in ("python", "auto"):
-        with kshipra.load(model_path, device=device, ctx_size=64) as model:
+        with kshipra.load(small_path, device=device, ctx_size=64) as model:
             found.append(model.perplexity(tiny.ids(64), ctx=32))
     assert found[0] == found[1]
 
@@ -280,18 +285,20 @@ def test_divergence(model_path, tmp_path):
     (dict(quant_scheme="int", quant_bits=8, group_size=128), "INT8_G128"),
     (dict(quant_scheme="q8_0"), "Q8_0"), (dict(quant_scheme="Q4_K"), "Q4_K"),
 ])
-def test_weights_are_encoded_at_load(tmp_path, options, want):
+@pytest.mark.parametrize("devices", [("auto",), pytest.param(("python", "auto"),
+                                                             marks=pytest.mark.deep)])
+def test_weights_are_encoded_at_load(tmp_path, options, want, devices):
     path = tiny.write(tmp_path / "model.gguf", hidden=256, n_heads=4, head_dim=64, ffn=256)
     answers = []
-    for device in ("python", "auto"):
+    for device in devices:
         with kshipra.load(path, device=device, **options) as model:
             layer, original = model.weights.layers[1], GGUF(path).tensors["blk.1.ffn_up.weight"]
             assert layer.w_up.format.name == want == layer.wq.format.name
-            assert bytes(layer.w_up.data) == FORMATS[want].encode(original.floats())
+            assert bytes(layer.w_up[:8].data) == FORMATS[want].encode(original[:8].floats())
             assert model.weights.embed.format.name == (
                 "Q8_0" if want in ("INT4_G64", "NF4", "INT2_G32", "Q4_K", "Q8_0") else want)
             answers.append(list(model.generate_ids([5, 6, 7], 6, temperature=0, ignore_eos=True)))
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[-1]
 
 
 def test_what_cannot_be_encoded_at_load_is_refused_or_said(tmp_path, capsys):
