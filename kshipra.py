@@ -13062,8 +13062,8 @@ def has_encoder(format, n):
 def emit_encode(k, format, n, errors):
     """Emit format.encode for row `chunk` of x, (n_rows, n).
 
-    errors: "alike", or "weighted" by importance, f32 (n,)   out: the blocks   refused: i64, set to 1 if the row has
-    a number that the format cannot hold
+    errors: "alike", or "weighted" by importance, f32 (n,)   out: the blocks
+    refused: i64, set to 1 if the row has a number that the format cannot hold
     """
     field = Fields(k, "x", "x_row_bytes", "out", "out_row_bytes", "importance", "refused")
     k.store_i32x8(k.scratch, k.zero_i32x8(), BAD_AT)
@@ -14604,9 +14604,9 @@ class Recorder:
         out = ByteRows(self.program, x.n_rows, row_bytes, x.n_rows * row_bytes)
         self.program.keep += importance, refused
         self.line(x.n_rows, [x], [out], "encode", format, x.n,
-                  "alike" if importance is None else "weighted", by_row=True, **_located(x=x), out=out.address, out_row_bytes=row_bytes,
-                  importance=0 if importance is None else importance.buffer_info()[0],
-                  refused=refused.address)
+                  "alike" if importance is None else "weighted", by_row=True, **_located(x=x),
+                  out=out.address, out_row_bytes=row_bytes, refused=refused.address,
+                  importance=0 if importance is None else importance.buffer_info()[0])
         return out
 
     def argmax(self, x):
