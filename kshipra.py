@@ -15738,7 +15738,16 @@ class Encoding:
             raise KshipraError(f"tensor {_quote(tensor.name)}: {error}", tensor.path) from None
 
     def _natively(self, rows, format, importance):
-        """Return the encoded rows; what chapter 1 would refuse, it refuses."""
+        """Return the encoded rows; where machine code cannot, chapter 1 does it."""
+        try:
+            return self._run(rows, format, importance)
+        except BackendFault as fault:
+            warn_plain(fault)
+            self.close()
+            return self._plainly(rows.floats(), format, importance, rows)
+
+    def _run(self, rows, format, importance):
+        """Run the program that encodes rows; what chapter 1 would refuse, it refuses."""
         native, n_rows, refused = self.native, rows.shape[0], Memory(8)
         index = array("i", range(n_rows))
 

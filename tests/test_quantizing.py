@@ -88,6 +88,19 @@ def test_pieces_are_those_of_chapter_1(native, src, dst):
     assert got == want and (src == dst or want == FORMATS[dst].encode(tensor.floats()))
 
 
+def test_a_faulty_encoder_is_found_and_chapter_1_encodes(native, monkeypatch, capsys):
+    def emit_nothing(k, *parameters):
+        k.fields.update(kshipra.build(kshipra.emit_encode, *parameters).fields)
+    monkeypatch.setitem(kshipra.KERNELS, "encode",
+                        kshipra.KERNELS["encode"]._replace(emit=emit_nothing))
+    tensor = kshipra.Tensor("t", FORMATS["F32"], (3, 64), array("f", range(192)).tobytes())
+    with kshipra.Encoding(1) as encoding:
+        got = b"".join(encoding.pieces(tensor, FORMATS["Q5_1"]))
+    assert got == FORMATS["Q5_1"].encode(tensor.floats())
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and "encode" in message and "plain Python" in message
+
+
 @pytest.fixture
 def model_path(tmp_path):
     return tiny.write(tmp_path / "model.gguf", hidden=256, n_heads=4, head_dim=64, ffn=96)

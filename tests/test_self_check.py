@@ -75,7 +75,7 @@ def test_a_faulty_merge_is_found_when_it_is_first_needed(monkeypatch, truth, cap
 def test_every_kernel_is_tried_or_within_another():
     """Of those that compute; the sampler's are checked together, `run` in each trial."""
     named = {name for names in FAULTY.values() for name in names}
-    assert named | {"silu", "attention_merge", "mode"} == set(kshipra.KERNELS)
+    assert named | {"silu", "attention_merge", "mode", "encode"} == set(kshipra.KERNELS)
 
 
 def test_every_kernel_has_a_trial_or_says_what_runs_it_and_can_be_listed():
