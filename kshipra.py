@@ -1980,16 +1980,24 @@ class HFDirectory:
                                self.path)
 
     def require_model(self) -> None:
-        """Refuse weights that another tool has packed in its own way."""
+        """Bring weights that another tool has packed into rows of FORMATS, or refuse them."""
         found = self.config.get("quantization_config")
-        if found is None and self._has("quantize_config.json"):
-            found = {"quant_method": "gptq"}            # before config.json had a word for it
-        if found is not None:
-            method = found.get("quant_method") if isinstance(found, dict) else found
-            if method == "mxfp4":       # a format of our own, only laid out otherwise
-                return
+        if found is None and self._has("quantize_config.json"):     # before config.json had it
+            found = {"quant_method": "gptq", **self._object("quantize_config.json")}
+        if found is None:
+            return
+        method = found.get("quant_method") if isinstance(found, dict) else found
+        if method == "mxfp4":           # a format of our own, only laid out otherwise
+            return
+        unpack = {"gptq": _from_gptq, "awq": _from_awq, "bitsandbytes": _from_nf4}.get(
+            method if isinstance(method, str) else None)
+        if unpack is None:
             raise KshipraError(f"quantization_config.quant_method is {_quote(method)}, which is "
                                "not supported; take the model unquantized, or as GGUF", self.path)
+        ending = ".weight.absmax" if unpack is _from_nf4 else ".qweight"
+        for name in [name for name in self.tensors if name.endswith(ending)]:
+            unpack(self, name[:-len(ending)], found)
+        self.config.pop("quantization_config", None)
 
     def _has(self, name):
         return _is_file(os.path.join(self.path, name))
@@ -2021,6 +2029,141 @@ class HFDirectory:
             raise KshipraError(f"shard {_quote(missing[0])} is missing, with {len(missing) - 1} "
                                "more; fetch the whole model", file)
         return homes
+
+
+# Weights that other tools have packed.  GPTQ and AWQ keep an integer q of four bits a weight, and
+# for each group of inputs of one output a scale s and an integer z:  weight = s * (q - z).  Now
+# q - z lies in -16..15, which is what a code of Q5_0 is, with the same f16 scale: the same values,
+# exactly, in 5.5 bits.  They lie in words of eight, for all outputs of one input side by side:
+#
+#   qweight  GPTQ (n_in / 8, n_out), eight inputs a word;  AWQ (n_in, n_out / 8), eight outputs
+#   qzeros   (groups, n_out / 8)   scales   f16 (groups, n_out)
+#
+# bitsandbytes keeps NF4: two codes a byte, the first one high, and a float for each block of 64,
+# which may be coded in bytes itself.  They become our NF4, whose book is rounded (section 1.3).
+# Sources: AutoGPTQ 0.7, qlinear_cuda_old.py; AutoAWQ 0.2, packing_utils.py; bitsandbytes 0.43,
+# functional.py, QuantState.
+
+_LOW, _HIGH = bytes(b & 15 for b in range(256)), bytes(b >> 4 for b in range(256))
+
+
+def _packed(directory, name, part, kind, shape=None):
+    """Return the bytes of a part of a packed weight, and its shape, which is checked."""
+    tensor = directory.tensors.pop(f"{name}.{part}", None)
+    if tensor is None or tensor.format.name not in kind.split() or (
+            shape is not None and tuple(tensor.shape) != shape) or len(tensor.shape) > 2:
+        found = "missing" if tensor is None else f"{tensor.format.name} {tuple(tensor.shape)}"
+        raise KshipraError(f"tensor {_quote(name + '.' + part)} is {found}, against "
+                           f"{kind.replace(' ', ' or ')} {shape or ''}".rstrip()
+                           + "; it is packed otherwise than its quant_method says",
+                           directory.path)
+    return bytes(tensor._data), tuple(tensor.shape)
+
+
+def _nibbles_of_words(data):
+    """Return the eight numbers of four bits of each word, lowest first, a byte each."""
+    out = bytearray(2 * len(data))
+    out[0::2], out[1::2] = data.translate(_LOW), data.translate(_HIGH)
+    return bytes(out)
+
+
+def _from_integers(directory, name, config, codes, zeros, n_out, n_in):
+    """Put s * (q - z) in the place of its parts.
+
+    codes: function from an output to its n_in integers q   zeros: (groups, n_out), z, a byte each
+    """
+    groups = len(zeros) // n_out
+    scales, _ = _packed(directory, name, "scales", "F16", (groups, n_out))
+    size = n_in // groups if groups else 0
+    bits = config.get("bits", config.get("w_bit"))
+    if bits != 4 or not size or size * groups != n_in or size % 32:
+        raise KshipraError(f"{_quote(name)} is packed in {_quote(bits)} bits and groups of {size} "
+                           f"of {n_in}; supported are 4 bits and groups of a multiple of 32",
+                           directory.path)
+    scales, format, data = f16_to_f32(scales), FORMATS["Q5_0"], bytearray()
+    lower = [bytes((q + 16 - z) & 31 for q in range(256)) for z in range(17)]
+    for o in range(n_out):
+        row = codes(o)
+        shifted = b"".join([row[g * size:(g + 1) * size].translate(lower[zeros[g * n_out + o]])
+                            for g in range(groups)])
+        data += format.pack(shifted, list(_each(scales[o::n_out], size // 32)))
+    directory.tensors[name + ".weight"] = Tensor(name + ".weight", format, (n_out, n_in), data)
+
+
+def _from_gptq(directory, name, config):
+    """Unpack one weight of GPTQ, whose zero points are kept less 1 but in its second format."""
+    data, (n_words, n_out) = _packed(directory, name, "qweight", "I32")
+    n_in, order = 8 * n_words, directory.tensors.pop(f"{name}.g_idx", None)
+    nibbles = _nibbles_of_words(data)
+    packed, (groups, _) = _packed(directory, name, "qzeros", "I32")
+    if order is not None:
+        groups_of = array("i", bytes(order._data))
+        if groups_of != array("i", [i * groups // n_in for i in range(n_in)]):
+            raise KshipraError(f"the groups of {_quote(name)} do not follow its inputs (desc_act, "
+                               "act_order), which is not supported; take the model as GGUF",
+                               directory.path)
+    less = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
+    zeros = bytes([z + less for z in _nibbles_of_words(packed)])
+    if len(zeros) != groups * n_out:
+        raise KshipraError(f"tensor {_quote(name + '.qzeros')} has {len(zeros)} zero points, "
+                           f"against {groups * n_out}", directory.path)
+
+    def codes(o):
+        row = bytearray(n_in)
+        for i in range(8):
+            row[i::8] = nibbles[8 * o + i::8 * n_out]
+        return bytes(row)
+    _from_integers(directory, name, config, codes, zeros, n_out, n_in)
+
+
+def _from_awq(directory, name, config):
+    """Unpack one weight of AWQ, whose words hold outputs 0, 2, 4, 6, 1, 3, 5, 7."""
+    if config.get("version", "gemm") not in ("gemm", "GEMM"):
+        raise KshipraError(f"AWQ's version is {_quote(config['version'])}, against 'gemm'; take "
+                           "the model as GGUF", directory.path)
+    data, (n_in, n_words) = _packed(directory, name, "qweight", "I32")
+    n_out, place = 8 * n_words, (0, 4, 1, 5, 2, 6, 3, 7)
+    nibbles = _nibbles_of_words(data)
+    packed, (groups, _) = _packed(directory, name, "qzeros", "I32")
+    if len(packed) != groups * n_words * 4:
+        raise KshipraError(f"tensor {_quote(name + '.qzeros')} does not fit {n_out} outputs",
+                           directory.path)
+    zeros = bytearray(2 * len(packed))
+    for i in range(8):
+        zeros[i::8] = _nibbles_of_words(packed)[place[i]::8]
+    _from_integers(directory, name, config, lambda o: nibbles[o & ~7 | place[o & 7]::n_out],
+                   bytes(zeros), n_out, n_in)
+
+
+def _from_nf4(directory, name, config):
+    """Unpack one weight of bitsandbytes."""
+    state, _ = _packed(directory, name, "weight.quant_state.bitsandbytes__nf4", "U8")
+    state = _parse_object(state, f"{name}.weight.quant_state", directory.path)
+    shape, block = state.get("shape"), state.get("blocksize")
+    if not _are_counts(shape) or len(shape) != 2 or block != 64 or shape[1] % 64:
+        raise KshipraError(f"{_quote(name)} is NF4 of shape {_quote(shape)} in blocks of "
+                           f"{_quote(block)}; supported are matrices in rows of blocks of 64",
+                           directory.path)
+    n = math.prod(shape)
+    data, _ = _packed(directory, name, "weight", "U8", (n // 2, 1))
+    book, _ = _packed(directory, name, "weight.quant_map", "F32", (16,))
+    if any(abs(a - b) > 1e-6 for a, b in zip(array("f", book), _NF4)):
+        raise KshipraError(f"the book of {_quote(name)} is not that of NF4", directory.path)
+    peaks, _ = _packed(directory, name, "weight.absmax", "F32 U8", (n // 64,))
+    if f"{name}.weight.nested_absmax" in directory.tensors:
+        outer = array("f", _packed(directory, name, "weight.nested_absmax", "F32")[0])
+        levels = array("f", _packed(directory, name, "weight.nested_quant_map", "F32", (256,))[0])
+        offset, run = state.get("nested_offset", 0.0), state.get("nested_blocksize", 256)
+        if type(run) is not int or run < 1 or len(outer) * run < len(peaks) \
+                or type(offset) is not float:
+            raise KshipraError(f"the nested state of {_quote(name)} is damaged", directory.path)
+        peaks = [levels[b] * outer[i // run] + offset for i, b in enumerate(peaks)]
+    else:
+        peaks = array("f", peaks)
+    codes = bytearray(n)
+    codes[0::2], codes[1::2] = data.translate(_HIGH), data.translate(_LOW)
+    packed = FORMATS["NF4"].pack(bytes(codes), [peak / 127 for peak in peaks])
+    directory.tensors[name + ".weight"] = Tensor(name + ".weight", FORMATS["NF4"], shape, packed)
 
 
 # Writing.  What is to be written is a Tensor or, where a model is too large to convert in

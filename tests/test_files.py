@@ -1,7 +1,9 @@
 """Chapter 2, Files: what is read equals what was written, and nothing else is believed."""
+import itertools
 import json
 import math
 import os
+import random
 import struct
 import subprocess
 import sys
@@ -642,12 +644,12 @@ def test_u7_the_kind_and_the_architecture_are_looked_at_before_anything_else(
 
 
 @pytest.mark.parametrize("found, words", [
-    ({"quant_method": "gptq", "bits": 4}, "'gptq'"), ({"quant_method": "awq"}, "'awq'"),
-    ({"load_in_4bit": True}, "quant_method is None"), ("odd", "'odd'"), (None, "'gptq'")])
+    ({"quant_method": "hqq", "bits": 4}, "'hqq'"), ({"quant_method": ["awq"]}, "['awq']"),
+    ({"load_in_4bit": True}, "quant_method is None"), ("odd", "'odd'"), (None, "'vptq'")])
 def test_u8_weights_packed_by_another_tool_are_refused_by_its_name(tmp_path, found, words):
     place = hf_files(tmp_path / "m", {"model_type": "llama", "quantization_config": found})
     if found is None:                               # as AutoGPTQ wrote it first
-        (place / "quantize_config.json").write_text("{}")
+        (place / "quantize_config.json").write_text('{"quant_method": "vptq"}')
     assert words in refuses(lambda: kshipra.load(place), "quantization_config")
 
 
@@ -662,3 +664,104 @@ def test_r18_a_listing_quotes_what_a_terminal_could_obey(tmp_path):
     assert "  plain key = 1" in lines and len(lines) > 6
     text = "".join([*lines, str(caught.value)])
     assert text.isprintable(), text
+
+
+# Weights that other tools have packed.
+
+def words(rows):
+    """Pack rows of numbers of four bits into rows of int32, eight a word, lowest first."""
+    return b"".join(sum(v << (4 * i) for i, v in enumerate(row[at:at + 8])).to_bytes(4, "little")
+                    for row in rows for at in range(0, len(row), 8))
+
+
+def packed_directory(tmp_path, method, more, entries):
+    tmp_path.mkdir(exist_ok=True)
+    place = hf_files(tmp_path / method, {"model_type": "llama", "quantization_config": {
+        "quant_method": method, **more}})
+    header, data = {}, b""
+    for name, (dtype, shape, part) in entries.items():
+        header[name] = {"dtype": dtype, "shape": shape,
+                        "data_offsets": [len(data), len(data) + len(part)]}
+        data += part
+    raw = json.dumps(header).encode()
+    (place / "model.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw + data)
+    return place
+
+
+@pytest.mark.parametrize("method", ["gptq", "gptq_v2", "awq"])
+def test_u8_four_bits_of_gptq_and_awq_are_read_exactly(tmp_path, method):
+    rng, n_in, n_out, size = random.Random(4), 128, 16, 64
+    q = [[rng.randrange(16) for _ in range(n_in)] for _ in range(n_out)]
+    z = [[rng.randrange(1, 16) for _ in range(n_out)] for _ in range(n_in // size)]
+    scales = [[rng.randrange(1, 99) / 1024 for _ in range(n_out)] for _ in z]
+    want = [scales[i // size][o] * (q[o][i] - z[i // size][o])
+            for o in range(n_out) for i in range(n_in)]
+    half = struct.pack(f"<{len(z) * n_out}e", *itertools.chain(*scales))
+    if method == "awq":
+        turn = (0, 2, 4, 6, 1, 3, 5, 7)
+        def mixed(row):
+            return [row[at + i] for at in range(0, n_out, 8) for i in turn]
+        qweight = ["I32", [n_in, n_out // 8], words([mixed(column) for column in zip(*q)])]
+        qzeros = words(map(mixed, z))
+    else:
+        columns = [[q[o][8 * r + i] for i in range(8)] for r in range(n_in // 8)
+                   for o in range(n_out)]
+        qweight = ["I32", [n_in // 8, n_out], words(columns)]
+        qzeros = words([[v - (method == "gptq") for v in row] for row in z])
+    entries = {"a.qweight": qweight, "a.qzeros": ["I32", [len(z), n_out // 8], qzeros],
+               "a.scales": ["F16", [len(z), n_out], half]}
+    more = {"bits": 4, **({"checkpoint_format": "gptq_v2"} if method == "gptq_v2" else {})}
+    if method != "awq":
+        order = array("i", [i // size for i in range(n_in)])
+        entries["a.g_idx"] = ["I32", [n_in], order.tobytes()]
+    place = packed_directory(tmp_path, method[:4].rstrip("_"), more, entries)
+    directory = HFDirectory(place)
+    directory.require_model()
+    assert list(directory.tensors) == ["a.weight"]
+    assert directory.tensors["a.weight"].shape == (n_out, n_in)
+    assert list(directory.tensors["a.weight"].floats()) == list(array("f", want))
+    last = ({"a.qzeros": ["I32", [len(z), 1], qzeros[:8]]}, "does not fit") if method == "awq" \
+        else ({"a.g_idx": ["I32", [n_in], bytes(4 * n_in)]}, "do not follow")
+    for change, message in (
+            ({"a.scales": ["F16", [1, n_out], half[:2 * n_out]]}, "packed otherwise"),
+            ({"a.qzeros": None}, "missing"), ({"a.qweight": ["F32", [2, 2], bytes(16)]}, "F32"),
+            last):
+        odd = {name: part for name, part in {**entries, **change}.items() if part}
+        place = packed_directory(tmp_path / message[:3], method[:4].rstrip("_"), more, odd)
+        refuses(HFDirectory(place).require_model, message)
+    place = packed_directory(tmp_path / "bits", method[:4].rstrip("_"), {**more, "bits": 3},
+                             entries)
+    refuses(HFDirectory(place).require_model, "in 3 bits")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_u8_nf4_of_bitsandbytes_is_read(tmp_path, nested):
+    rng, shape = random.Random(5), (4, 128)
+    n = shape[0] * shape[1]
+    codes, book = [rng.randrange(16) for _ in range(n)], kshipra._NF4
+    state = {"quant_type": "nf4", "blocksize": 64, "dtype": "float16", "shape": list(shape)}
+    levels, outer, offset = [i / 255 for i in range(256)], [0.5, 2.0], 0.125
+    coded = [rng.randrange(256) for _ in range(n // 64)]
+    peaks = [levels[b] * outer[i // 4] + offset for i, b in enumerate(coded)]
+    floats = {"a.weight.quant_map": book}
+    entries = {"a.weight": ["U8", [n // 2, 1], bytes(
+        16 * a + b for a, b in zip(codes[::2], codes[1::2]))]}
+    if nested:
+        state.update(nested_blocksize=4, nested_offset=offset)
+        entries["a.weight.absmax"] = ["U8", [n // 64], bytes(coded)]
+        floats.update({"a.weight.nested_absmax": outer, "a.weight.nested_quant_map": levels})
+    else:
+        floats["a.weight.absmax"] = peaks
+    for name, values in floats.items():
+        entries[name] = ["F32", [len(values)], array("f", values).tobytes()]
+    raw = json.dumps(state).encode()
+    entries["a.weight.quant_state.bitsandbytes__nf4"] = ["U8", [len(raw)], raw]
+    directory = HFDirectory(packed_directory(tmp_path, "bitsandbytes", {}, entries))
+    directory.require_model()
+    assert list(directory.tensors) == ["a.weight"]
+    got = directory.tensors["a.weight"].floats()
+    for i, (value, code) in enumerate(zip(got, codes)):
+        assert abs(value - book[code] * peaks[i // 64]) <= peaks[i // 64] * 0.0045
+    entries["a.weight.quant_state.bitsandbytes__nf4"][2] = raw.replace(b"64,", b"32,")
+    refuses(HFDirectory(packed_directory(tmp_path / "b", "bitsandbytes", {}, entries))
+            .require_model, "blocks of 32")
