@@ -16583,7 +16583,7 @@ def _gpu_path():
     return kshipra_cuda
 
 
-def choose_backend(device, threads, weight_bytes):
+def choose_backend(device, threads, weight_bytes, gpu_layers=None):
     """Return the backend for a device: Native where it can be had, unless it is not wanted.
 
     threads: None for KSHIPRA_THREADS, or all cores where the weights are worth it
@@ -16597,7 +16597,7 @@ def choose_backend(device, threads, weight_bytes):
     if device == "python":
         return Reference()
     if device == "cuda":
-        return _gpu_path().Cuda(choose_backend("auto", threads, weight_bytes))
+        return _gpu_path().Cuda(choose_backend("auto", threads, weight_bytes), gpu_layers)
     isa, reason = choose_isa(os.environ)
 
     def plain(reason):
@@ -16635,7 +16635,7 @@ def load(path: "str | os.PathLike | None" = None, device: str = "auto",
          threads: "int | None" = None, ctx_size: "int | None" = None, kv_type: str = "f16",
          page_size: "int | None" = None, cache_tokens: "int | None" = None,
          quant_scheme: "str | None" = None, quant_bits: "int | None" = None,
-         group_size: "int | None" = None) -> Model:
+         group_size: "int | None" = None, gpu_layers: "int | None" = None) -> Model:
     """Load a model.
 
     path: GGUF file, safetensors file, Hugging Face directory; None: the model in this file
@@ -16646,7 +16646,8 @@ def load(path: "str | os.PathLike | None" = None, device: str = "auto",
     a page of it; None: one page   cache_tokens: positions in the pages that generate_batch and
     submit share; None: four contexts, or 16384 if that is less   quant_scheme: None, or encode
     the weights in memory: "int", with quant_bits of 2, 4 or 8 and a group_size of 32, 64 or 128,
-    "nf4", or the name of a format, such as "q8_0"
+    "nf4", or the name of a format, such as "q8_0"   gpu_layers: how many of the
+    last layers device "cuda" computes, the processor doing the others; None: all
     Raises KshipraError for anything wrong with the file or the parameters.
     """
     give_back_memory()
@@ -16655,7 +16656,9 @@ def load(path: "str | os.PathLike | None" = None, device: str = "auto",
     checkpoint.require_model()
     Hparams(checkpoint)                 # an architecture that is unknown is said first
     weight_bytes = sum(t.n_bytes for t in checkpoint.tensors.values())
-    ops = choose_backend(device, threads, weight_bytes)
+    if gpu_layers is not None and device != "cuda":
+        raise KshipraError(f"gpu_layers is for device 'cuda', and device is {_quote(device)}")
+    ops = choose_backend(device, threads, weight_bytes, gpu_layers)
     model = Model(checkpoint, tokenizer_of(checkpoint), ops, ctx_size=ctx_size, kv_type=kv_type,
                   page_size=page_size, cache_tokens=cache_tokens)
     if format is not None:
@@ -16755,7 +16758,7 @@ def kernel_listing(name):
 
 STORY = "Once upon a time"              # the prompt where there is none
 LOAD_OPTIONS = ("device", "threads", "ctx_size", "kv_type", "page_size", "quant_scheme",
-                "quant_bits", "group_size")
+                "quant_bits", "group_size", "gpu_layers")
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
 GENERATE_OPTIONS = ("max_tokens", "stop", "ignore_eos", *SAMPLING_OPTIONS)
 PROMPT_OPTIONS = ("model", "prompt", "file", "text", "paged_cache", *LOAD_OPTIONS)
@@ -16793,6 +16796,8 @@ OPTIONS = {                             # group -> rows of (flags, what argparse
          help=f"positions in the cache (default: the model's, at most {DEFAULT_CTX})")),
         ("-t --threads", dict(type=int, metavar="N", help="threads (default: all that pay)")),
         ("--device", dict(choices=DEVICES, help="what computes (default: auto)")),
+        ("--gpu-layers", dict(type=int, metavar="N", help="with --device cuda: how many of the "
+         "last layers the GPU computes, the processor doing the others (default: all)")),
         ("--kv-type", dict(choices=KV_TYPES, help="type of the cache (default: f16); q8_0 takes "
          "half as much, and is coarse where a few of a key's numbers are much larger than the "
          "rest")),

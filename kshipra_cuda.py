@@ -596,12 +596,14 @@ class DevicePool(PagePool):
     """A PagePool whose last layers' keys and values lie on the card.
 
     n_host: layers whose keys and values stay with the processor
+    host: the same pool, as machine code for the processor sees it: with the host's arena
     """
 
     def __init__(self, device, n_host, *args):
         super().__init__(*args)
         split = self.layer_offs[n_host] if n_host < len(self.layers) else self.page_bytes
-        self.host_arena = self.arena
+        self.host = PagePool.__new__(PagePool)
+        vars(self.host).update(vars(self))
         with device.at_work():
             self.arena = DeviceArena(device, self.n_pages, self.page_bytes, split, self.arena)
         weakref.finalize(self, give_back, device, self.arena.address)
@@ -1665,7 +1667,10 @@ class CudaRecording(Recorder):
 
 
 class Graph:
-    """A program's launches as one thing to launch.   outputs: (address, bytes, host address)"""
+    """A program's launches as one thing to launch.
+
+    inputs, outputs: (address, bytes, host address) of what is copied before and after them
+    """
 
     def __init__(self, device, program, functions, inputs, outputs):
         driver, stream = device.driver, device.stream
@@ -1673,7 +1678,8 @@ class Graph:
         driver.cuStreamBeginCapture_v2(stream, CAPTURE_THREAD)
         try:
             try:
-                driver.cuMemcpyHtoDAsync_v2(inputs.address, inputs.staging, inputs.n_bytes, stream)
+                for address, n_bytes, host in inputs:
+                    driver.cuMemcpyHtoDAsync_v2(address, host, n_bytes, stream)
                 for line in program.lines:
                     launch(device, functions, line)
                 for address, n_bytes, host in outputs:
@@ -1728,6 +1734,10 @@ class Inputs:
         for row, seq in enumerate(batch.sequences):
             self._write(4 * (3 * self.n_rows + row * self.n_pages), seq.table[:self.n_pages])
 
+    def copy(self):
+        """Return what a graph copies first: (address, bytes, host address)."""
+        return self.address, self.n_bytes, self.staging
+
     def _write(self, off, values):
         ctypes.memmove(self.staging + off, values.buffer_info()[0], 4 * len(values))
 
@@ -1739,17 +1749,72 @@ class Inputs:
 MERGED_ROWS, PARTS = 4, 16              # up to so many rows divide attention, in so many parts
 
 
+# A forward pass may be divided: the processor computes the first layers, the card the others.
+# What crosses over is the residual stream, once.  The pass is recorded twice.  The first time, for
+# the processor, it is broken off where a weight of the card's first layer comes up, and what that
+# would have met is the result.  The second time what comes before is passed over.
+
+class Crossing(Exception):
+    """The pass has come to the card's first weight; argument: the Buffer that meets it."""
+
+
+class HostHalf:
+    """The operation surface of `recording` up to a weight of `marks`, a set of ids."""
+
+    def __init__(self, recording, marks):
+        self.recording, self.marks = recording, marks
+
+    def __getattr__(self, name):
+        operation = getattr(self.recording, name)
+
+        def call(*args):
+            if any(id(arg) in self.marks for arg in args):
+                raise Crossing(next(arg for arg in args if isinstance(arg, Buffer)))
+            return operation(*args)
+        return call
+
+
+class Passed:
+    """What stands for a result of the processor's half."""
+
+
+class CardHalf:
+    """The operation surface of `recording` from a weight of `marks` on; before it, nothing.
+
+    x: the Buffer for what crosses over
+    """
+
+    def __init__(self, recording, marks, x):
+        self.recording, self.marks, self.x, self.crossed = recording, marks, x, None
+
+    def __getattr__(self, name):
+        operation = getattr(self.recording, name)
+
+        def call(*args):
+            if self.crossed is None:
+                if not any(id(arg) in self.marks for arg in args):
+                    return Passed()
+                self.crossed = next(arg for arg in args if isinstance(arg, Passed))
+            return operation(*[self.x if arg is self.crossed else arg for arg in args])
+        return call
+
+
 class Cuda(Backend):
     """The backend of the card: records programs, makes graphs of them, launches those.
 
     device: Device   weights: DeviceWeights   programs: by number of rows
-    arena: (address, bytes) of the activations   host: the Backend that searches rows of logits
+    arena: (address, bytes) of the activations
+    host: the Backend that searches rows of logits, and computes the first n_host layers
     """
 
     name, n_threads, prefill_rows = "cuda", 1, 192
 
-    def __init__(self, host):
+    def __init__(self, host, gpu_layers=None):
+        """gpu_layers: how many of the last layers the card computes; None for all."""
         self.host, self.programs, self.found = host, {}, {}
+        self.gpu_layers, self.n_host = gpu_layers, 0
+        if gpu_layers is not None:
+            kshipra.check_whole("gpu_layers", gpu_layers, 0)
         self.device = Device()
         self.isa = f"sm_{self.device.compute}"
         self.weights, self.arena, self.inputs = DeviceWeights(self.device), (0, 0), None
@@ -1761,8 +1826,13 @@ class Cuda(Backend):
             self.device.close()
         self.host.close()
 
-    def new_pool(self, *args):
-        return DevicePool(self.device, 0, *args)
+    def new_pool(self, layers, *args):
+        if self.gpu_layers is not None:
+            self.n_host = max(0, len(layers) - self.gpu_layers)
+        if self.n_host and self.host.name != "native":
+            raise KshipraError(f"gpu_layers is {self.gpu_layers}, but machine code for the other "
+                               f"{self.n_host} layers cannot be used here; leave gpu_layers out")
+        return DevicePool(self.device, self.n_host, layers, *args)
 
     def after_fork(self):
         self.device.context = self.device.stream = None
@@ -1792,7 +1862,8 @@ class Cuda(Backend):
             n_wanted = len(batch.wanted)
             batch = batch.padded(kshipra._bucket(len(batch.tokens)), kshipra._bucket(n_wanted))
             parts = self.parts_of(batch)
-            key = len(batch.tokens), len(batch.wanted), parts, id(batch.cache)
+            divided = bool(self.n_host) and self.host.is_divided(batch)
+            key = len(batch.tokens), len(batch.wanted), parts, divided, id(batch.cache)
             program = self.programs.get(key)
             if program is None:
                 program = self.record(forward, model, batch, parts)
@@ -1816,31 +1887,65 @@ class Cuda(Backend):
             if self.inputs is not None:
                 self.inputs.close()
             self.inputs = Inputs(self.device, max(n_rows, 16), n_pages)
-        program, recording, logits, best = self.write_down(forward, model, batch, parts)
+        half = self.record_host(forward, model, batch) if self.n_host else None
+        program, recording, logits, best, x = self.write_down(forward, model, batch, parts, half)
+        program.half, inputs = half, [self.inputs.copy()]
         self.compile(program)
-        outputs, program.looked_at, at = [], [], 0
+        outputs, at = [], 0
         sizes = [(b.address, 16 * b.n_rows) for b in recording.dropped + [best]]
         sizes.append((logits.address, 4 * logits.n_rows * logits.n))
+        if x is not None:
+            sizes.append((x.address, x.n_bytes))
         program.host_address = self.device.alloc_pinned(sum(n_bytes for _, n_bytes in sizes))
         for address, n_bytes in sizes:
             outputs.append((address, n_bytes, program.host_address + at))
             at += n_bytes
+        if x is not None:
+            inputs.append(outputs.pop())
+            program.x_at = inputs[-1][2]
         *program.looked_at, (_, _, program.logits_at) = outputs
         program.n_logits, program.n_rows, program.pool = logits.n, logits.n_rows, batch.cache
-        program.graph = Graph(self.device, program, self.found, self.inputs, outputs)
+        program.graph = Graph(self.device, program, self.found, inputs, outputs)
         return program
 
-    def write_down(self, forward, model, batch, parts):
-        """Return (Program, its recording, logits, best); in a larger arena if need be."""
+    def marks(self, model):
+        """Return the ids of the weights that the card meets first."""
+        layers = model.weights.layers
+        if self.n_host < len(layers):
+            return {id(value) for value in vars(layers[self.n_host]).values()
+                    if isinstance(value, (kshipra.Tensor, array, list))}
+        return {id(model.weights.out_norm)}
+
+    def host_batch(self, batch):
+        return kshipra.Batch(batch.rows, batch.wanted, batch.cache.host)
+
+    def record_host(self, forward, model, batch):
+        """Return the processor's Program of the first layers; its result is what crosses over."""
+        def first_half(model, recording, batch):
+            try:
+                forward(model, HostHalf(recording, self.marks(model)), batch)
+            except Crossing as crossing:
+                return crossing.args[0]
+            raise AssertionError("every forward pass comes to the card's first weight")
+        return self.host.record(first_half, model, self.host_batch(batch),
+                                self.host.is_divided(batch))
+
+    def write_down(self, forward, model, batch, parts, half):
+        """Return (Program, its recording, logits, best, what crosses over or None); in a larger
+        arena if need be."""
         while True:
             arena = kshipra.types.SimpleNamespace(address=self.arena[0], n_bytes=self.arena[1])
             program = Program(arena)
             recording = CudaRecording(program, self.weights, model.ctx_size, self.inputs.n_pages,
                                       parts)
-            logits = forward(model, recording, self.inputs.recorded(batch))
+            x, ops = None, recording
+            if half:
+                x = recording.buffer(*half.output[2:])
+                ops = CardHalf(recording, self.marks(model), x)
+            logits = forward(model, ops, self.inputs.recorded(batch))
             best = recording.argmax(logits)
             if program.peak_bytes <= arena.n_bytes:
-                return program, recording, logits, best
+                return program, recording, logits, best, x
             self.forget_programs()
             self.device.free(self.arena[0])
             self.arena = 0, 0
@@ -1856,6 +1961,10 @@ class Cuda(Backend):
 
     def run_program(self, program, batch):
         """Fill in a batch, launch the graph, and return a copy of its logits, a row each."""
+        if program.half:
+            rows = self.host.run_program(self.host.team, program.half, self.host_batch(batch))
+            data = b"".join(map(bytes, rows))
+            ctypes.memmove(program.x_at, data, len(data))
         self.inputs.fill(batch)
         self.weights.fill(max(batch.positions))
         try:

@@ -96,6 +96,7 @@ static inline unsigned short standin_float_to_half(float x) {
     unsigned v = (unsigned)__float_as_int(x), sign = v >> 16 & 0x8000u;
     float a = std::fabs(x);
     if (a != a) return 0x7fff;
+    if (a == 0) return (unsigned short)sign;
     if (a >= 65520.0f) return (unsigned short)(sign | 0x7c00u);
     int e;
     std::frexp(a, &e);                          // a half has its unit at 2 ** (e - 11)

@@ -78,12 +78,12 @@ def same(found, expected):
     return [row.tobytes() for row in found] == [row.tobytes() for row in expected]
 
 
-def compare(card, path, ids, other="native", **options):
+def compare(card, path, ids, other="native", gpu_layers=None, **options):
     """Compare the logits of all positions, then some greedy tokens, with another device's."""
     with kshipra.load(path, device=other, **options) as model:
         expected = model.logits(ids)
         text = list(model.generate(ids, max_tokens=6, temperature=0, ignore_eos=True))
-    with kshipra.load(path, device="cuda", **options) as model:
+    with kshipra.load(path, device="cuda", gpu_layers=gpu_layers, **options) as model:
         assert same(model.logits(ids), expected)
         assert list(model.generate(ids, max_tokens=6, temperature=0, ignore_eos=True)) == text
         assert model.ops.name == "cuda" and model.ops.isa == "sm_86"
@@ -516,6 +516,21 @@ def test_a_session_goes_on_on_the_other_device(card, tmp_path):
             model.load_session(saved)
             assert list(model.generate(ids, max_tokens=8, temperature=0,
                                        ignore_eos=True)) == expected
+
+
+@pytest.mark.parametrize("gpu_layers", range(5))
+def test_layers_divided_between_processor_and_card(card, gpu_layers, tmp_path):
+    """From none of the layers on the card, only the head, to all and more than there are."""
+    path = tmp_path / "tiny.gguf"
+    tiny.write(path, "qwen3moe" if gpu_layers % 2 else "llama", format="Q4_0", n_layers=3)
+    compare(card, path, tiny.ids(40), gpu_layers=gpu_layers, threads=2, page_size=16)
+
+
+def test_gpu_layers_is_for_the_card(card):
+    with pytest.raises(kshipra.KshipraError, match="gpu_layers is for device 'cuda'"):
+        kshipra.load(device="native", gpu_layers=1)
+    with pytest.raises(kshipra.KshipraError, match="gpu_layers is -1"):
+        kshipra.load(device="cuda", gpu_layers=-1)
 
 
 def test_no_order_of_blocks_and_warps_changes_a_bit(card):
