@@ -15858,7 +15858,8 @@ class Encoding:
             return
         n = tensor.shape[-1] if tensor.shape else 1
         n_rows = tensor.size // n if n else 0
-        flat = tensor.reshape(n_rows, n) if tensor.contiguous else None
+        flat = Tensor(tensor.name, tensor.format, (n_rows, n), tensor.data, tensor.offset,
+                      tensor.path) if tensor.contiguous else None
         step = max(1, SLICE_WEIGHTS // max(n, 1))
         for start in range(0, n_rows, step):
             end = min(n_rows, start + step)
@@ -15952,14 +15953,179 @@ def _counted(pieces, done, total, progress):
             progress(min(done[0], total), total)
 
 
+# From Hugging Face's files to a GGUF.  The numbers of config.json get the keys of KEYS, the
+# tensors the names of GGUF_NAMES, and what chapter 6 does to tensors as it loads them is done
+# for good: norms get their 1, matrices that lie on their side are turned.  Two things are left.
+# Where a GGUF's heads turn neighbours ("interleaved"), the rows of q and k, which lie in halves,
+# change places; and a scaling of rope that has a number for each pair becomes a tensor of them.
+
+CONVERTED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gpt2", "olmo2",
+             "granite", "smollm3", "starcoder2")
+GGUF_ARCHITECTURES = {"mistral": "llama"}   # of those, what a GGUF calls otherwise
+
+
 def gguf_form(checkpoint):
     """Return (metadata, {name: Tensor}) of a checkpoint as a GGUF has them."""
-    return checkpoint.metadata, checkpoint.tensors
+    if isinstance(checkpoint, GGUF):
+        return checkpoint.metadata, checkpoint.tensors
+    hp, tokenizer = Hparams(checkpoint), tokenizer_of(checkpoint)
+    if hp.arch_name not in CONVERTED:
+        raise KshipraError(f"models of {hp.arch_name} are not converted, only those of "
+                           f"{', '.join(CONVERTED)}; take a GGUF of it", checkpoint.path)
+    load, tensors = Loader(checkpoint, hp), {}
+    hp.n_vocab = load.embedding().shape[0]
+    shapes = {**slot_shapes(hp, hp.arch), "embed": (hp.n_vocab, hp.hidden),
+              "lm_head": (hp.n_vocab, hp.hidden), "pos_embed": (hp.n_ctx, hp.hidden)}
+    names = {**GGUF_NAMES, **hp.arch.gguf_names}
+
+    def take(slot, layer, must, bias):
+        """Put a slot and its bias among the tensors, if the file has them."""
+        prefix = "" if layer is None else names["layers"].format(layer)
+        for kind in ("weight", "bias"):
+            if kind == "bias" and not bias:
+                return
+            if (kind == "bias" and bias == "?b" or not must) and \
+                    load.name(slot, layer, kind) not in checkpoint.tensors:
+                continue
+            shape = shapes[slot] if kind == "weight" else shapes[slot][:1]
+            value = load.read(slot, layer, kind, shape)
+            name = f"{prefix}{names[slot]}.{kind}"
+            if isinstance(value, array):
+                value = Tensor(name, FORMATS["F32"], shape, value.tobytes())
+            if slot in ("wq", "wk") and hp.arch.rope == "interleaved":
+                value = _interleaved(value, hp.head_dim)
+            tensors[name] = value
+
+    for layer in (None, *range(hp.n_layers)):
+        for slot, must, bias in slots_of(hp.arch, "outer" if layer is None else "slots"):
+            if slot != "rope_freqs" and not (slot == "lm_head" and hp.flag("tied")):
+                take(slot, layer, must, bias)
+    metadata = _gguf_numbers(hp, tensors)
+    metadata.update(_gguf_tokenizer(checkpoint, tokenizer, hp.n_vocab))
+    return metadata, tensors
 
 
-def convert(src: "str | os.PathLike", dst: "str | os.PathLike", type: str = "F16",
-            threads: "int | None" = None, progress=None) -> None:
-    quantize(src, dst, type, threads=threads, progress=progress)
+def _interleaved(t, head_dim):
+    """Return a matrix or bias, its rows changed from halves of heads to neighbours."""
+    half, row_bytes = head_dim // 2, t.row_bytes if len(t.shape) > 1 else t.format.n_bytes(1)
+    data = memoryview(t.data)
+    order = [head + j * half + i for head in range(0, t.shape[0], head_dim)
+             for i in range(half) for j in (0, 1)]
+    return Tensor(t.name, t.format, t.shape,
+                  b"".join([data[r * row_bytes:(r + 1) * row_bytes] for r in order]))
+
+
+def _gguf_numbers(hp, tensors):
+    """Return the metadata of the hyperparameters; a scaling may add a tensor."""
+    arch = GGUF_ARCHITECTURES.get(hp.arch_name, hp.arch_name)
+    values = {
+        "n_layers": hp.n_layers, "n_ctx": hp.n_ctx, "hidden": hp.hidden, "ffn": hp.ffn,
+        "n_heads": hp.n_heads, "n_kv_heads": hp.n_kv_heads, "n_vocab": hp.n_vocab,
+        "rms_eps" if hp.arch.norm == "rms" else "layer_eps": hp.eps}
+    if hp.arch.rope is not None:
+        values.update(head_dim=hp.head_dim, value_dim=hp.head_dim, n_rot=hp.n_rot,
+                      rope_base=hp.number("rope_base"))
+    values.update({name: hp.number(name) for name in ("attn_cap", "final_cap")
+                   if hp.number(name)})
+    values.update({name: float(hp.get(name, hp.default(name))) for name in hp.arch.scales})
+    if hp.arch_name == "gemma3":
+        values["local_base"] = hp.number("local_base")
+    if hp.window:
+        values["window"] = hp.window
+    large = GEMMA_27B_LAYERS.get(hp.arch_name) == hp.n_layers
+    scalar = hp.hidden / hp.n_heads if large else hp.head_dim
+    if "attn_scale" not in hp.arch.scales and hp.attn_scale != f32(1 / math.sqrt(scalar)):
+        hp.fail("query_scalar", hp.get("query_scalar"), "a GGUF has no key for it")
+    metadata = {"general.architecture": arch, "general.type": "model",
+                "general.name": os.path.basename(os.path.abspath(hp.path))}
+    metadata.update({f"{arch}.{KEYS[name][0]}": value for name, value in values.items()})
+    return {**metadata, **_gguf_rope(hp, arch, tensors)}
+
+
+def _gguf_rope(hp, arch, tensors):
+    """Return the metadata of a scaling of rope; that of Llama 3.1 becomes a tensor."""
+    scaling = rope_scaling(hp) if hp.arch.rope is not None else {}
+    kind, prefix = scaling.get("rope_type"), f"{arch}.rope.scaling."
+    if kind is None:
+        return {}
+    if kind == "llama3":
+        plain = [hp.number("rope_base") ** (-2 * i / hp.n_rot) for i in range(hp.n_rot // 2)]
+        factors = array("f", map(truediv, plain, rope_table(hp).freqs))
+        tensors["rope_freqs.weight"] = Tensor("rope_freqs.weight", FORMATS["F32"],
+                                              (len(factors),), factors.tobytes())
+        return {}
+    known = {"rope_type", "type", "factor", "original_max_position_embeddings", "rope_theta",
+             "beta_fast", "beta_slow"}
+    more = sorted(key for key in set(scaling) - known if scaling[key] is not None)
+    if kind not in ("linear", "yarn") or more:
+        raise KshipraError(f"rope scaling {_quote(kind)}{' with ' + more[0] if more else ''} is "
+                           "not converted; linear, llama3 and yarn are", hp.path)
+    keys = {"factor": "factor", "original_max_position_embeddings": "original_context_length",
+            "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
+    found = {prefix + keys[key]: scaling[key] for key in keys if scaling.get(key) is not None}
+    found = {key: value if key.endswith("length") else float(value)
+             for key, value in found.items()}
+    return {prefix + "type": kind, **found}
+
+
+def _gguf_tokenizer(checkpoint, tokenizer, n_vocab):
+    """Return the metadata tokenizer.ggml.* of a tokenizer, its vocabulary filled up to n_vocab."""
+    model, files = tokenizer.model, _TokenizerFiles(checkpoint.path)
+    n, vocabulary = len(tokenizer.vocabulary), tokenizer.vocabulary
+    n_more = max(0, n_vocab - n)
+    texts = [vocabulary.text(i) for i in range(n)] + [f"[PAD{n + i}]" for i in range(n_more)]
+    found = {"tokens": texts, "token_type": [*vocabulary.types] + [UNUSED] * n_more,
+             "add_bos_token": tokenizer.add_bos, "add_eos_token": tokenizer.add_eos}
+    if "merges" in files.root.get("model", {}):
+        merges = [m if isinstance(m, str) else " ".join(m) for m in files.root["model"]["merges"]]
+    elif files.has("merges.txt"):
+        lines = _read_bytes(files.path("merges.txt")).decode("utf-8").split("\n")
+        merges = [line for line in lines if line and not line.startswith("#version:")]
+    else:
+        merges = []
+    if isinstance(model, ByteLevel):
+        rules = tuple(model.patterns), model.whole_words, model.normal_form
+        pre = next((pre for pre, patterns in PRE_TOKENIZERS.items() if rules == (
+            tuple(patterns), pre in WHOLE_WORDS, NORMAL_FORMS.get(pre))), None)
+        if pre is None:
+            raise KshipraError("a GGUF has no name for the rule by which this tokenizer cuts "
+                               "words", checkpoint.path)
+        found = {"model": "gpt2", "pre": pre, "merges": merges, **found}
+    else:
+        found.update({"model": "llama", "pre": "default",
+                      "scores": _scores(files, vocabulary, merges) + [-1000.0] * n_more,
+                      "add_space_prefix": model.space_prefix != "never"})
+        if model.unknown_id is not None:
+            found["unknown_token_id"] = model.unknown_id
+    others = sorted(tokenizer.stop_ids - {tokenizer.eos_id})
+    for key, token in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id),
+                       ("eot", others[0] if others else None)):
+        if token is not None:
+            found[key + "_token_id"] = token
+    metadata = {"tokenizer.ggml." + key: value for key, value in found.items()}
+    template = files.settings.get("chat_template")
+    if files.has("chat_template.jinja"):
+        template = _read_bytes(files.path("chat_template.jinja")).decode("utf-8")
+    if isinstance(template, list):
+        template = {each.get("name"): each.get("template") for each in template}.get("default")
+    return {**metadata, "tokenizer.chat_template": template} if isinstance(
+        template, str) else metadata
+
+
+def _scores(files, vocabulary, merges):
+    """Return the score of each token: of tokenizer.model, or by the merges, the first the best."""
+    if files.has("tokenizer.model"):
+        path = files.path("tokenizer.model")
+        pieces = [dict(_protobuf_fields(value, path)) for number, value in _protobuf_fields(
+            _read_bytes(path), path) if number == 1]
+        scores = [struct.unpack("<f", piece.get(2, bytes(4)))[0] for piece in pieces]
+        return scores[:len(vocabulary)] + [-1000.0] * (len(vocabulary) - len(scores))
+    scores = [0.0] * len(vocabulary)
+    for rank, merge in reversed([*enumerate(merges)]):
+        token = vocabulary.token(merge.replace(" ", "", 1))
+        if token is not None:
+            scores[token] = -1.0 - rank
+    return scores
 
 
 def quantize(src: "str | os.PathLike", dst: "str | os.PathLike", type: str,
@@ -15980,7 +16146,8 @@ def quantize(src: "str | os.PathLike", dst: "str | os.PathLike", type: str,
     importances = read_imatrix(imatrix) if imatrix is not None else {}
     tied, plan, instead = "output.weight" not in tensors, [], Counter()
     for name, tensor in tensors.items():
-        format = FORMATS["F32"] if len(tensor.shape) < 2 else tensor.format
+        stays = isinstance(checkpoint, GGUF) and len(tensor.shape) > 1
+        format = tensor.format if stays else FORMATS["F32"]
         if is_quantized(name, tensor.shape):
             wanted = mixed_type(type, name, hp, tied, bool(importances))
             format = fitting(wanted, tensor.shape[-1])
@@ -15999,8 +16166,11 @@ def quantize(src: "str | os.PathLike", dst: "str | os.PathLike", type: str,
     write_encoded(dst, metadata, plan, threads, progress)
 
 
-def write_encoded(dst, metadata, plan, threads=None, progress=None):
-    """Write a GGUF.   plan: [(name, Format, Tensor, importance or None)]"""
+def write_encoded(dst, metadata, plan, threads=None, progress=None, write=write_gguf):
+    """Write a GGUF, or what `write` writes.
+
+    plan: [(name, Format, Tensor, importance or None)]
+    """
     done, total = [0], sum(tensor.size for _, _, tensor, _ in plan)
     metadata = {key: value for key, value in metadata.items() if not key.startswith("split.")}
     with Encoding(threads) as encoding:
@@ -16008,10 +16178,28 @@ def write_encoded(dst, metadata, plan, threads=None, progress=None):
             for piece in encoding.pieces(tensor, format, importance):
                 yield piece, len(piece) // format.block_bytes * format.block_len
 
-        write_gguf(dst, metadata, [
+        write(dst, metadata, [
             (name, format, tensor.shape,
              _counted(sized(tensor, format, importance), done, total, progress))
             for name, format, tensor, importance in plan])
+
+
+def convert(src: "str | os.PathLike", dst: "str | os.PathLike", type: str = "F16",
+            threads: "int | None" = None, progress=None) -> None:
+    """Write a model as a GGUF of F16, BF16 or F32; or, where dst ends so, as safetensors.
+
+    src: Hugging Face directory or GGUF   The tensors of a safetensors file keep their names of
+    GGUF, and its metadata are those of the GGUF that are no lists.
+    """
+    check_choice("type", type, _SAFETENSORS_FLOATS)
+    if not check_path(dst).endswith(".safetensors"):
+        return quantize(src, dst, type, threads=threads, progress=progress)
+    dst = _must_not_exist(dst)
+    metadata, tensors = gguf_form(open_checkpoint(src))
+    plan = [(name, FORMATS[type], tensor, None) for name, tensor in tensors.items()]
+    write_encoded(dst, {key: str(value) for key, value in metadata.items()
+                        if isinstance(value, (str, int, float))}, plan, threads, progress,
+                  write_safetensors)
 
 
 # How good is a model of fewer bits?  Perplexity is the exponential of the mean surprise at the

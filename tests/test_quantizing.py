@@ -352,3 +352,66 @@ def test_the_whole_way_on_the_command_line(model_path, tmp_path):
     status, _, err = run("-m", model_path, "--quantize", "q4_k_s", small)
     assert status == 1 and "there already" in err and err.count("\n") == 1
     assert run("-m", model_path, "--kl-divergence", text)[0] == 2
+
+
+# Conversion
+
+CONVERTED = ("llama-gqa-rope3 llama-mha llama-tied llama-yarn mistral-swa qwen2 qwen3 gemma "
+             "gemma2 gemma3 gpt2 olmo2 granite smollm3 starcoder2").split()
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_a_converted_directory_is_what_llama_cpp_makes_of_it(shared, tmp_path, name):
+    """The fixture's GGUF is of its converter: the same tensors, the same text and numbers."""
+    place = shared / "fixtures" / "models" / name
+    kshipra.convert(place / "hf", tmp_path / "out.gguf", "F32")
+    ours, theirs = GGUF(tmp_path / "out.gguf"), GGUF(place / "model.gguf")
+    assert set(ours.tensors) == set(theirs.tensors)
+    for key, tensor in theirs.tensors.items():
+        assert ours.tensors[key].shape == tensor.shape
+        if key == "rope_freqs.weight":
+            assert ours.tensors[key].floats() == pytest.approx(tensor.floats(), rel=1e-6)
+        else:
+            assert bytes(ours.tensors[key].data) == bytes(tensor.data), key
+    for key, value in theirs.metadata.items():
+        if key.startswith("general.") or key.split(".")[-1] in {
+                "scores", "token_type", "padding_token_id", "eot_token_id", "add_sep_token",
+                "pre"}:
+            continue
+        found = ours.metadata[key]
+        assert (list(found) if hasattr(value, "__len__") else found) == (
+            list(value) if hasattr(value, "__len__") else value), key
+    text = "Hello, world!  It's 12345 o'clock\n\nné <s> </s>"
+    before, after, other = map(kshipra.load_tokenizer, (
+        place / "hf", tmp_path / "out.gguf", place / "model.gguf"))
+    assert after.encode(text) == other.encode(text)
+    assert before.encode("Once upon a time") == after.encode("Once upon a time")
+
+
+@pytest.mark.parametrize("name", ["llama-gqa-rope3", "gpt2", "gemma3"])
+def test_a_converted_model_answers_as_before(shared, tmp_path, name):
+    place = shared / "fixtures" / "models" / name
+    kshipra.convert(place / "hf", tmp_path / "out.gguf", "F16")
+    found = []
+    for path in (place / "hf", tmp_path / "out.gguf"):
+        with kshipra.load(path) as model:
+            found.append(list(model.generate_ids("Once upon a time", 8, temperature=0)))
+    assert found[0] == found[1] and found[0]
+
+
+def test_what_is_not_converted_is_refused(shared, tmp_path):
+    with pytest.raises(KshipraError, match="mixtral are not converted"):
+        kshipra.convert(shared / "fixtures" / "models" / "mixtral" / "hf", tmp_path / "out", "F16")
+    with pytest.raises(KshipraError, match="type 'Q8_0'"):
+        kshipra.convert(shared / "fixtures" / "models" / "gpt2" / "hf", tmp_path / "out", "Q8_0")
+    assert not os.listdir(tmp_path)
+
+
+def test_a_gguf_as_safetensors(model_path, tmp_path):
+    kshipra.convert(model_path, tmp_path / "out.safetensors", "F32")
+    out, file = kshipra.Safetensors(tmp_path / "out.safetensors"), GGUF(model_path)
+    assert set(out.tensors) == set(file.tensors)
+    for name, tensor in file.tensors.items():
+        assert out.tensors[name].shape == tensor.shape
+        assert out.tensors[name].floats() == tensor.floats()
+    assert out.metadata["general.architecture"] == "llama"
