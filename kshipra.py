@@ -1389,10 +1389,10 @@ def _refuse_foreign(data, path):
 
 
 def _map_file(path):
-    """Return a file's bytes as a writable view; what is written stays in this process.
+    """Return a file's bytes as a view.
 
-    On Linux a private writable map counts as memory in use, though it takes none, and a file
-    larger than the memory would be refused; MAP_NORESERVE says that we do not mean to write.
+    It cannot be written: a map that could be counts as data of this process, though it takes
+    nothing, and systems limit that.
     """
     if not _is_file(path):
         found = "a directory or device" if os.path.exists(path) else "no such file"
@@ -1402,13 +1402,21 @@ def _map_file(path):
             if os.fstat(file.fileno()).st_size == 0:
                 raise KshipraError("the file is empty, 0 bytes; fetch it again", path)
             _refuse_foreign(file.read(64), path)
-            if sys.platform == "linux":
-                flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
-                return memoryview(mmap.mmap(file.fileno(), 0, flags=flags,
-                                            prot=mmap.PROT_READ | mmap.PROT_WRITE))
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, OverflowError) as error:
         raise KshipraError(f"cannot be mapped into memory: {error}", path) from None
+
+
+def address_of(buffer):
+    """Return the address of a buffer's first byte, whether it may be written or not.
+
+    ctypes itself gives no address of what is read-only; Python's C interface does.
+    """
+    found = (ctypes.c_void_p * 16)()    # has room for a Py_buffer, which begins with the address
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(buffer), found, 0)
+    address = found[0]
+    ctypes.pythonapi.PyBuffer_Release(found)
+    return address
 
 
 def _row_major(shape):
@@ -1431,8 +1439,6 @@ class Tensor:
     def __init__(self, name: str, format: Format, shape: tuple, data, offset=None, path=None,
                  strides=None):
         view = memoryview(data)
-        if view.readonly:                       # address() needs memory that may be written
-            view = memoryview(bytearray(view))
         self.name, self.format, self.shape = name, format, tuple(shape)
         self._data = view if view.format == "B" else view.cast("B")
         self.offset, self.path = offset, path
@@ -1477,7 +1483,7 @@ class Tensor:
 
     def address(self) -> int:
         """Return the address of the first byte, valid while the tensor lives."""
-        return ctypes.addressof((ctypes.c_char * 0).from_buffer(self.data))
+        return address_of(self.data)
 
     def floats(self) -> array:
         """Return the elements as f32, in row-major order of the shape."""
@@ -1760,6 +1766,12 @@ def _gguf_tensors(cursor, infos, alignment):
                         f"has {file_bytes}; it is truncated or damaged, so fetch it again", at)
         view = cursor.view[start:start + n_bytes]
         tensors[name] = Tensor(name, format, shape, view, start, cursor.path)
+    before, end = "", data_off
+    for t in sorted((t for t in tensors.values() if t.n_bytes), key=lambda t: t.offset):
+        if t.offset < end:
+            cursor.fail(f"tensor {_quote(t.name)} overlaps tensor {_quote(before)}; the file is "
+                        "damaged, so fetch or convert it again", infos[t.name][3])
+        before, end = t.name, t.offset + t.n_bytes
     return tensors
 
 
@@ -3431,8 +3443,11 @@ def _model_from_tokenizer_json(root, added, path):
             _unsupported("added_tokens", a, path)
     vocabulary = _vocabulary_of([*bpe["vocab"].items()], {}, added, bool(bpe.get("byte_fallback")),
                                 path)
-    rank = rank_by_merges(vocabulary, [m if isinstance(m, str) else " ".join(m)
-                                       for m in bpe["merges"]])
+    merges = [m if isinstance(m, str) else " ".join(m) for m in bpe["merges"]]
+    for merge in bpe["merges"]:
+        if len(merge) != 2 and not isinstance(merge, str):
+            _unsupported("model.merges, of other than two parts", merge, path)
+    rank = rank_by_merges(vocabulary, merges)
     rules = _Rules(root, path)
     if rules.to_space:
         return SentencePiece(vocabulary, rank, rules.space_prefix,
@@ -8103,11 +8118,16 @@ class Scheduler:
     def submit(self, request):
         """Add a request, and see to it that a thread steps."""
         with self._lock:
-            self._inbox.append(request)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="kshipra", daemon=True)
+                try:
+                    thread = threading.Thread(target=self._work, name="kshipra", daemon=True)
+                    thread.start()
+                except RuntimeError as error:   # a limit on processes; a subinterpreter
+                    raise KshipraError(f"no thread can be had for it: {error}; generate_batch "
+                                       "needs none") from None
+                self._thread = thread
                 atexit.register(self.close)
-                self._thread.start()
+            self._inbox.append(request)
 
     def _work(self):
         more = False
@@ -8120,7 +8140,14 @@ class Scheduler:
                     return
             for request in arrived:
                 self.add(request)
-            more = self.step()
+            try:
+                more = self.step()
+            except Exception as error:  # between two steps: nobody may wait for what cannot come
+                for request in (*self.running, *self.waiting):
+                    if not request.finish_reason:
+                        request.end("error", error)
+                self.running, more = [], False
+                self.waiting.clear()
 
     def close(self):
         """End all requests as cancelled, and wait until the thread has ended."""
@@ -14066,11 +14093,6 @@ def emit_sequence(k):
         calls += 16
 
 
-def address_of(buf):
-    """Return the address of a writable buffer's first byte."""
-    return ctypes.addressof((ctypes.c_char * 0).from_buffer(buf))
-
-
 # 17.1 The register.  What is known of a kernel stands in one row of KERNELS: how its code is
 # written, how it is tried, what a call of it costs, and what --listing prints it as.
 #
@@ -15004,8 +15026,9 @@ class Team:
       worker has yet to come to seen[i], and then the worker finds done[i] closed and opens it.
     - A lock may be opened once too often (a worker that finds nothing new sleeps again), and a
       table walked once too often: all chunks are taken, and at each barrier of a finished run
-      enough threads have arrived.  So a run that Ctrl-C broke off at any line of `run` or
-      `complete` is completed by calling `complete` again, before the next one begins.
+      enough threads have arrived.  So a worker that lacks memory at any line begins its share
+      again, and a run that Ctrl-C broke off at any line of `run` or `complete` is completed by
+      calling `complete` again, before the next one begins.
     - `job` holds the program, and that its arena, inputs and arguments, until it is completed.
     """
 
@@ -15018,8 +15041,8 @@ class Team:
         for lock in self.go + self.done:
             lock.acquire()
         for i in range(1, n_threads):
-            thread = threading.Thread(target=self._work, args=(i,), daemon=True)
             try:
+                thread = threading.Thread(target=self._work, args=(i,), daemon=True)
                 thread.start()
             except RuntimeError as error:   # a limit on processes; a subinterpreter
                 warn(f"going on with {i} of {n_threads} threads: {error}")
@@ -15028,16 +15051,30 @@ class Team:
         self.n_threads = len(self.threads) + 1
 
     def _work(self, i):
+        woken = False
         while True:
-            self.go[i].acquire()
-            if self.job is None:
-                return
-            turn, program = self.job
-            if self.seen[i] != turn and i < program.n_threads:
+            try:
+                if not woken:
+                    self.go[i].acquire()
+                    woken = True
+                if not self._serve(i):
+                    return
+                woken = False
+            except MemoryError:         # the others wait for this thread, so it tries again
+                pass
+
+    def _serve(self, i):
+        """Do a worker's share of the run going on; return whether there will be more."""
+        job = self.job
+        if job is None:
+            return False
+        turn, program = job
+        if i < program.n_threads:
+            if self.seen[i] != turn:
                 self._walk(i, turn, program)
-                if self.done[i].locked():
-                    self.done[i].release()
-            del program
+            if self.done[i].locked():
+                self.done[i].release()
+        return True
 
     def _walk(self, i, turn, program):
         self.run_kernel(program.args.buffer_info()[0], 0, self.scratch[i].address)
@@ -15609,12 +15646,9 @@ def ceilings(threads=None):
     data = [bytearray(b"\1") * READ_BYTES for _ in range(n_threads)]
     outs = [bytearray(32) for _ in range(n_threads)]
 
-    def address(buffer):
-        return ctypes.addressof((ctypes.c_char * len(buffer)).from_buffer(buffer))
-
     def speed(i, fields, amount):
         """Return amount over the seconds that kernel i takes on all threads, at best."""
-        arrays = [kernels[i].args_array(out=address(out), **fields(t))
+        arrays = [kernels[i].args_array(out=address_of(out), **fields(t))
                   for t, out in enumerate(outs)]
         best = math.inf
         for _ in range(5):
@@ -15630,7 +15664,7 @@ def ceilings(threads=None):
 
     n_reads, n_rounds = (READ_BYTES - 2 * READ_AHEAD) // 256, 2_000_000
     found = {
-        "read_bytes_s": max(speed(i, lambda t: {"data": address(data[t]), "n": n_reads},
+        "read_bytes_s": max(speed(i, lambda t: {"data": address_of(data[t]), "n": n_reads},
                                   256 * n_reads) for i in (0, 1)),
         "int8_ops_s": speed(2, lambda t: {"n": n_rounds}, 512 * n_rounds),
         "f32_ops_s": speed(3, lambda t: {"n": n_rounds}, 128 * n_rounds), "threads": n_threads}

@@ -322,11 +322,12 @@ def test_handles_are_awaited_iterated_and_cancelled(path, truth):
 def test_closing_ends_what_runs(path):
     model = kshipra.load(path)
     handle = model.submit(PROMPTS[1], max_tokens=100, **GREEDY)
+    never_run = model._request(PROMPTS[1], **GREEDY)
     model.close()
     handle.result(60)
     assert handle.finish_reason in ("cancelled", "length")
     with pytest.raises(TimeoutError):
-        model._request(PROMPTS[1], **GREEDY).result(0.01)
+        never_run.result(0.01)
 
 
 # Forks, and sessions that outlive the process.
@@ -390,3 +391,38 @@ def test_the_command_line_runs_a_batch(path, capfd):
         with pytest.raises(SystemExit) as exit:
             kshipra.main([*arguments, *wrong])
         assert exit.value.code == 2
+
+
+def test_a_request_for_which_no_thread_can_be_had_is_refused(path, truth, monkeypatch):
+    """R19: and the next one, for which there is one, is served."""
+    model = kshipra.load(path, "python", ctx_size=512)
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(kshipra.KshipraError, match="can't start new thread.*generate_batch"):
+            model.submit(PROMPTS[0], max_tokens=3, **GREEDY)
+    assert model.submit(PROMPTS[0], max_tokens=3, **GREEDY).result(60)
+    model.close()
+
+
+def test_what_goes_wrong_between_steps_ends_all_requests(path, monkeypatch):
+    """None waits for ever, none keeps its pages, and the next ones are served."""
+    model = kshipra.load(path, "python", ctx_size=512)
+    choose, broken = model.scheduler._choose_rows, [True]
+
+    def fails():
+        if broken:
+            raise MemoryError
+        return choose()
+    monkeypatch.setattr(model.scheduler, "_choose_rows", fails)
+    handles = [model.submit(prompt, max_tokens=3, **GREEDY) for prompt in PROMPTS[:3]]
+    for handle in handles:
+        with pytest.raises(MemoryError):
+            handle.result(60)
+        assert handle.finish_reason == "error"
+    assert model.scheduler.pool.n_available == model.scheduler.pool.n_pages
+    broken.clear()
+    assert model.submit(PROMPTS[0], max_tokens=3, **GREEDY).result(60)
+    model.close()

@@ -333,6 +333,10 @@ def test_a_gguf_by_hand_is_read():
     (gguf(infos=[(b"a", (8,), 0, (1 << 64) - 32)]), "offset 18446744073709551648"),
     (gguf(infos=ONE * 2, data=bytes(32)), "tensor 'a' is a duplicate"),
     (gguf(infos=[(b"a", (1 << 63, 1 << 63, 1 << 63, 1 << 63), 0, 0)]), "truncated or damaged"),
+    (gguf(infos=[(b"a", (16,), 0, 0), (b"b", (8,), 0, 32)], data=bytes(64)),
+     "'b' overlaps tensor 'a'"),
+    (gguf(infos=[(b"a", (8,), 0, 0), (b"b", (16,), 0, 0)], data=bytes(64)), "overlaps"),
+    (gguf(infos=[(b"b", (8,), 0, 32), (b"a", (8,), 0, 32)], data=bytes(64)), "overlaps"),
     (gguf(infos=[(b"a\xff", (8,), 0, 0)]), "tensor 0 of 1 is not UTF-8"),
     (gguf(infos=[(b"a", (), 0, 0)]), "0 dimensions, against 1 to 4"),
     (gguf(pairs=[(b"k", 7, b"\x02")]), "bool of value 2, against 0 or 1"),
@@ -540,6 +544,24 @@ def test_a_sparse_file_of_40_gb_opens_and_its_last_tensor_reads(tmp_path):
     file = GGUF(path)
     assert file.tensors["z"].floats() == floats(8)
     assert not any(file.tensors["a"][-1, :64].floats())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of data is Linux's")
+def test_u12_a_map_is_no_data_of_the_process(tmp_path):
+    """A file of 1 GB, and 200 MB that the process may have as data."""
+    head = raw_gguf(infos=[(b"a", (1 << 16, 1 << 12), 0, 0)])
+    path = tmp_path / "big.gguf"
+    with open(path, "wb") as file:
+        file.write(head)
+        file.seek(len(head) + (1 << 30) - 4)
+        file.write(struct.pack("<f", 1.5))
+    code = ("import resource, sys; sys.path.insert(0, sys.argv[1]); import kshipra\n"
+            "resource.setrlimit(resource.RLIMIT_DATA, (200 << 20, 200 << 20))\n"
+            "t = kshipra.GGUF(sys.argv[2]).tensors['a']\n"
+            "print(t[-1].floats()[-1], t[1].address() - t[0].address())")
+    done = subprocess.run([sys.executable, "-c", code, os.path.dirname(kshipra.__file__),
+                           str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1.5", str(4 << 16)]
 
 
 def test_huge_counts_allocate_nothing(malformed):

@@ -956,6 +956,14 @@ def hf_directory(place, root=None, **files):
     return place
 
 
+@pytest.mark.parametrize("merge", [["a", "a", "b"], ["a"], []])
+def test_a_merge_of_other_than_two_parts_is_refused(tmp_path, merge):
+    root = tokenizer_json()
+    root["model"]["merges"].append(merge)
+    with pytest.raises(KshipraError, match="merges, of other than two parts"):
+        kshipra.load_tokenizer(hf_directory(tmp_path, root))
+
+
 @given(text=TEXT)
 @tiny.examples(10)
 def test_hf_directory_equals_gguf(hf_tokenizer, text):

@@ -1,10 +1,12 @@
 """Chapter 18, and what it needs of chapters 5 and 6: threads, of Python and of a program, a fork,
 an interrupt at any line; each leaves every answer as it is."""
+import collections
 import concurrent.futures
 import gc
 import itertools
 import math
 import os
+import pathlib
 import random
 import subprocess
 import sys
@@ -302,6 +304,108 @@ def test_a_sequence_of_another_cache_is_refused(path, device):
     assert other.session.tokens == [] and model.step([(1, 0, model.session)])
 
 
+SUBINTERPRETER = """
+import sys
+sys.path.insert(0, {home!r})
+import kshipra
+model = kshipra.load({path!r}, threads=2)
+found = list(model.generate_ids({prompt!r}, 12, temperature=0, ignore_eos=True))
+assert found == {expected!r}, found
+model.close()
+"""
+RUN_IN_SUBINTERPRETER = """
+import sys
+try:
+    import _interpreters as interpreters        # 3.13
+except ImportError:
+    try:
+        import _xxsubinterpreters as interpreters
+    except ImportError:
+        sys.exit(77)
+if sys.version_info >= (3, 13):
+    id = interpreters.create(sys.argv[1])
+else:
+    id = interpreters.create(isolated=sys.argv[1] == "isolated")
+if hasattr(interpreters, "exec"):
+    failed = interpreters.exec(id, sys.stdin.read())
+else:
+    failed = interpreters.run_string(id, sys.stdin.read())
+if failed is not None:
+    sys.exit(str(failed))
+interpreters.destroy(id)
+"""
+
+
+def pythons():
+    """Return the Python that runs this; in a deep run, the others of this machine too."""
+    versions = pathlib.Path.home() / ".pyenv" / "versions"
+    return [sys.executable] + (sorted(map(str, versions.glob("3.*/bin/python3")))
+                               if os.environ.get("KSHIPRA_DEEP") else [])
+
+
+@NATIVE
+@pytest.mark.parametrize("kind", ["legacy", "isolated"])
+def test_u1_a_subinterpreter_computes_with_the_threads_it_may_start(path, texts, kind):
+    """U1: in real ones; where they cannot have ctypes, in plain Python."""
+    tried = 0
+    for python in pythons():
+        if subprocess.run([python, "-c", "import sys; sys.exit(sys.version_info < (3, 9))"],
+                          check=False).returncode:
+            continue
+        code = SUBINTERPRETER.format(home=os.path.dirname(kshipra.__file__), path=path,
+                                     prompt=PROMPTS[2], expected=texts[2])
+
+        def run(code):
+            return subprocess.run([python, "-c", RUN_IN_SUBINTERPRETER, kind], input=code,
+                                  capture_output=True, text=True, timeout=60, check=False)
+
+        if run("import hashlib").returncode == 0:       # with it 3.12.1 breaks down by itself
+            done = run(code)
+            assert done.returncode == 0, (python, done.stderr)
+            tried += 1
+    if not tried:
+        pytest.skip("no Python here has subinterpreters")
+
+
+@NATIVE
+def test_a_worker_without_memory_tries_again(monkeypatch, path, texts):
+    """Were its thread to end, all others would wait for it at the next barrier, for ever."""
+    model = native(path, 3)
+    assert list(model.generate_ids(PROMPTS[0], 12, **GREEDY)) == texts[0]
+    team, refused = model.ops.team, collections.Counter()
+    walk, rng = team._walk, random.Random(1)
+
+    class Done:
+        """A lock that is opened without memory, every other time."""
+
+        def __init__(self, lock):
+            self.lock, self.acquire = lock, lock.acquire
+
+        def locked(self):
+            if rng.random() < 0.5:
+                refused["done"] += 1
+                raise MemoryError
+            return self.lock.locked()
+
+        def release(self):
+            self.lock.release()
+
+    def poor(i, *run):
+        for _ in range(rng.randrange(3) if i else 0):
+            refused[i] += 1
+            if refused[i] % 2:
+                raise MemoryError
+        walk(i, *run)
+    monkeypatch.setattr(team, "_walk", poor)
+    team.done = [Done(lock) for lock in team.done]
+    for prompt, text in zip(PROMPTS, texts):
+        assert list(model.generate_ids(prompt, 12, **GREEDY)) == text
+    assert min(refused[1], refused[2], refused["done"]) > 5
+    assert all(thread.is_alive() for thread in team.threads)
+    model.close()
+    assert not any(thread.is_alive() for thread in team.threads)
+
+
 # Interrupts
 
 class Interrupter:
@@ -351,6 +455,32 @@ def test_an_interrupt_at_any_line_leaves_right_answers(path, texts, device, exce
         for i in (which, (which + 1) % len(PROMPTS)):
             found = list(model.generate_ids(PROMPTS[i], 12, **GREEDY))
             assert found == texts[i], f"after {exception.__name__} at {hit.where}"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("exception", [KeyboardInterrupt, MemoryError])
+def test_an_interrupt_while_a_model_loads_leaves_nothing(path, texts, exception):
+    """No thread, no map of the file; and the next load is as good as the first."""
+    rng, n_threads = random.Random(4), threading.active_count()
+    for round in range(max(10, N_INTERRUPTS // 4)):
+        hit = Interrupter(int(10 ** rng.uniform(0, 4.2)), exception)
+        sys.settrace(hit)
+        try:
+            model = native(path, 2) if tiny.REFUSAL is None else kshipra.load(path)
+        except exception:
+            model = None
+        finally:
+            sys.settrace(None)
+        if round % 5 == 0:
+            again = model or kshipra.load(path)
+            assert list(again.generate_ids(PROMPTS[0], 12, **GREEDY)) == texts[0], hit.where
+            again = None
+        model = None
+        gc.collect()
+        assert threading.active_count() == n_threads, hit.where
+        if os.path.exists("/proc/self/maps"):
+            with open("/proc/self/maps") as f:
+                assert path not in f.read(), hit.where
 
 
 def test_pages_that_were_lost_are_found_again():
