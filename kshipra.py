@@ -6273,7 +6273,9 @@ class Hparams:
                 self._refuse("no_rope_layers", self.ropes, "1 for each layer")
         if self.windowed is not None:
             if len(self.windowed) < self.n_layers or (any(self.windowed) and not self.window):
-                self._refuse("layer_types" if not self.is_gguf else "pattern", self.windowed,
+                if self.is_gguf:
+                    self.fail("pattern", pattern, f"it needs {self.n_layers} layers and a window")
+                self._refuse("layer_types", self.numbers["layer_types"],
                              f"{self.n_layers} layers and a sliding window")
         elif pattern is not None:
             if not self.arch.window_every:
