@@ -5076,6 +5076,7 @@ class Backend:
     name: the device   isa: its instructions   n_threads: that share its work
     prefill_rows: how many rows of a prompt make a step
     required: asked for by name, so that no other may go on for it
+    runs_ranges: whether it heeds Batch.layers
     Every backend has besides
         run(forward, model, batch)      the logits of the wanted rows, all finite
         the operation surface           what `forward` calls; or it is handed a recorder of it
@@ -5083,7 +5084,7 @@ class Backend:
     Any of them may raise BackendFault; then `fallback` goes on, and gives the same bits.
     """
 
-    required = False
+    required = runs_ranges = False
 
     def fallback(self, fault):
         """Return the backend that goes on when this one cannot, and say so."""
@@ -5150,7 +5151,7 @@ class Reference(Backend):
     matmul: "naive", "tiled" or "packed"; the three give the same bits at different speeds.
     """
 
-    name, isa, n_threads, prefill_rows = "python", "python", 1, 64
+    name, isa, n_threads, prefill_rows, runs_ranges = "python", "python", 1, 64, True
 
     def __init__(self, matmul="packed"):
         self.kind = matmul
@@ -5324,6 +5325,11 @@ class Reference(Backend):
         """Return what gpt-oss makes of gate and up.   (R, n), (R, n) -> (R, n)"""
         return [swiglu_clamped_of(a, b) for a, b in zip(gate, up)]
 
+    def store(self, k, v, batch, layer, spec):
+        """Store k and v, (R, n_kv_heads * head_dim), in the cache."""
+        for k_row, v_row, seq, pos in zip(k, v, batch.sequences, batch.positions):
+            batch.cache.write(layer, seq, pos, k_row, v_row)
+
     def attention(self, q, k, v, batch, layer, spec):
         """Store k and v in the cache, then return what each row's heads attend to.
 
@@ -5333,8 +5339,7 @@ class Reference(Backend):
         """
         cache, dim, out = batch.cache, spec.head_dim, []
         group = spec.n_heads // spec.n_kv_heads
-        for k_row, v_row, seq, pos in zip(k, v, batch.sequences, batch.positions):
-            cache.write(layer, seq, pos, k_row, v_row)
+        self.store(k, v, batch, layer, spec)
         for row, seq, pos in zip(q, batch.sequences, batch.positions):
             lowest = max(0, pos + 1 - spec.window) if spec.window else 0
             y = array("f")
@@ -5575,10 +5580,14 @@ class Sequence:
 
     table: array('i') of page numbers   tokens: ids at positions 0..len-1
     ids: of the full pages that can be found, from the first one on; see PagePool.publish
+    begun: of the tokens after those, which have gone through some layers only: (token, how many
+    layers, what they left: array('f') (hidden,))
+    n_exact: from this position on k and v are approximate (8.3), and are for nobody else
     """
 
     def __init__(self, pool: "PagePool"):
         self.pool, self.table, self.tokens, self.ids = pool, array("i"), [], []
+        self.begun, self.n_exact = [], math.inf
         pool.sequences.add(self)
 
     def reserve(self, first: int, end: int) -> None:
@@ -5601,7 +5610,7 @@ class Sequence:
     def publish(self) -> None:
         """Let the pages that are full by now be found by texts that begin alike."""
         size, pool = self.pool.page_size, self.pool
-        for i in range(len(self.ids), len(self.tokens) // size):
+        for i in range(len(self.ids), min(len(self.tokens), self.n_exact) // size):
             id, page = pool.publish(self.table[i], self.ids[-1] if self.ids else 0,
                                     self.tokens[i * size:(i + 1) * size])
             if page != self.table[i]:           # two texts computed the same: one page is enough
@@ -5634,11 +5643,18 @@ class Sequence:
 
     def truncate(self, length: int) -> None:
         """Forget the positions from `length` on, and give back the pages that only they used."""
-        del self.tokens[length:]
+        del self.tokens[length:], self.begun[:]
+        if length <= self.n_exact:
+            self.n_exact = math.inf
         del self.ids[length // self.pool.page_size:]
         keep = -(-length // self.pool.page_size)
         while len(self.table) > keep:
             self.pool.release(self.table.pop())
+
+    def drop_inexact(self) -> None:
+        """Forget the positions whose k and v are approximate, and those after them."""
+        if self.n_exact < math.inf:
+            self.truncate(self.n_exact)
 
     def fork(self) -> "Sequence":
         """Return a sequence with the same past; pages are shared until one of the two writes."""
@@ -5646,7 +5662,7 @@ class Sequence:
         for page in self.table:
             self.pool.hold(page)
             other.table.append(page)
-        other.tokens, other.ids = list(self.tokens), list(self.ids)
+        other.tokens, other.ids, other.n_exact = list(self.tokens), list(self.ids), self.n_exact
         return other
 
     def common_prefix(self, tokens) -> int:
@@ -5654,7 +5670,7 @@ class Sequence:
 
         One token is always left over: its logits have to be computed.
         """
-        n = min(len(self.tokens), len(tokens) - 1)
+        n = min(len(self.tokens), len(tokens) - 1, self.n_exact)
         if self.tokens[:n] == tokens[:n]:       # the usual case, at C speed
             return n
         return next(i for i in range(n) if self.tokens[i] != tokens[i])
@@ -6957,10 +6973,14 @@ class Batch:
     """The rows of one step: parallel lists, and the rows whose logits are wanted.
 
     rows, wanted: as in Engine.step   cache: PagePool
+    layers: (first, end), those to go through; None: all   hidden: (R, hidden), what the layers
+    before the first one left; None: there are none   left: a list, to which the forward pass
+    adds what the last of them leaves; None if nobody wants it
     """
 
-    def __init__(self, rows, wanted, cache):
+    def __init__(self, rows, wanted, cache, layers=None, hidden=None, left=None):
         self.rows, self.wanted, self.cache = rows, wanted, cache
+        self.layers, self.hidden, self.left = layers, hidden, left
         self.tokens, self.positions, self.sequences = map(list, zip(*rows))
 
     def padded(self, n_rows, n_wanted):
@@ -6972,7 +6992,8 @@ class Batch:
         if not n_rows and not n_wanted:
             return self
         return Batch(self.rows + self.rows[-1:] * n_rows,
-                     self.wanted + self.wanted[-1:] * n_wanted, self.cache)
+                     self.wanted + self.wanted[-1:] * n_wanted, self.cache, self.layers,
+                     self.hidden and self.hidden + self.hidden[-1:] * n_rows, self.left)
 
 
 def norm(ops, hp, x, weight, bias=None):
@@ -6993,16 +7014,19 @@ def scaled(ops, x, c):
     return x if c == 1 else ops.mul(x, c)
 
 
+def turned(ops, hp, layer, x, weight, batch):
+    """Return q or k as attention takes it: normed, where there is a weight, and rotated."""
+    x = norm(ops, hp, x, weight)
+    return x if layer.rope is None else ops.rope(x, batch.positions, layer.rope, hp.head_dim)
+
+
 def self_attention(ops, hp, layer, n, batch, i):
     """Return what layer i's attention adds.   n: (R, hidden), normed   -> (R, hidden)"""
     q = linear(ops, n, layer.wq, layer.wq_b)
     k = linear(ops, n, layer.wk, layer.wk_b)
     v = linear(ops, n, layer.wv, layer.wv_b)
-    if layer.q_norm is not None:
-        q, k = norm(ops, hp, q, layer.q_norm), norm(ops, hp, k, layer.k_norm)
-    if layer.rope is not None:
-        q = ops.rope(q, batch.positions, layer.rope, hp.head_dim)
-        k = ops.rope(k, batch.positions, layer.rope, hp.head_dim)
+    q = turned(ops, hp, layer, q, layer.q_norm, batch)
+    k = turned(ops, hp, layer, k, layer.k_norm, batch)
     return linear(ops, ops.attention(q, k, v, batch, i, layer.attention), layer.wo, layer.wo_b)
 
 
@@ -7040,11 +7064,14 @@ def forward(model, ops, batch):
     model: Engine   ops: Reference or its equal   batch: Batch   -> (len(wanted), n_vocab)
     x: (R, hidden), the residual stream, until only the wanted rows are left
     """
-    hp, w = model.hparams, model.weights
-    x = scaled(ops, ops.embed(w.embed, batch.tokens), hp.embed_scale)
-    if w.pos_embed is not None:
-        x = ops.add(x, ops.embed(w.pos_embed, batch.positions))
-    for i, layer in enumerate(w.layers):
+    hp, w, x = model.hparams, model.weights, batch.hidden
+    first, end = batch.layers or (0, hp.n_layers)
+    if x is None:
+        x = scaled(ops, ops.embed(w.embed, batch.tokens), hp.embed_scale)
+        if w.pos_embed is not None:
+            x = ops.add(x, ops.embed(w.pos_embed, batch.positions))
+    for i in range(first, end):
+        layer = w.layers[i]
         n = norm(ops, hp, x, layer.attn_norm, layer.attn_norm_b)
         a = self_attention(ops, hp, layer, n, batch, i)
         a = scaled(ops, norm(ops, hp, a, layer.post_attn_norm), hp.residual_scale)
@@ -7058,9 +7085,26 @@ def forward(model, ops, batch):
         f = feed_forward(ops, hp, layer, n)
         f = scaled(ops, norm(ops, hp, f, layer.post_ffn_norm), hp.residual_scale)
         x = ops.add(x, f)
+    if batch.left is not None:
+        batch.left.append(x)
     x = norm(ops, hp, ops.rows(x, batch.wanted), w.out_norm, w.out_norm_b)
     logits = scaled(ops, linear(ops, x, w.lm_head, w.lm_head_b), hp.logit_scale)
     return ops.softcap(logits, hp.final_cap) if hp.final_cap else logits
+
+
+def fill_in(model, ops, batch):
+    """Store, in the layers that the rows skip, the k and v of what they left with.
+
+    As if the skipped layers added nothing (8.3).   Parameters as for forward; wanted: none
+    """
+    hp = model.hparams
+    for i in range(*batch.layers):
+        layer = model.weights.layers[i]
+        n = norm(ops, hp, batch.hidden, layer.attn_norm, layer.attn_norm_b)
+        k = linear(ops, n, layer.wk, layer.wk_b)
+        v = linear(ops, n, layer.wv, layer.wv_b)
+        ops.store(turned(ops, hp, layer, k, layer.k_norm, batch), v, batch, i, layer.attention)
+    return ops.rows(batch.hidden, batch.wanted)
 
 
 class Engine:
@@ -7130,7 +7174,8 @@ class Engine:
                 digest.update(repr((key, value)).encode("utf-8", "replace"))
         return digest.hexdigest()
 
-    def step(self, rows: list, wanted: "list | None" = None) -> list:
+    def step(self, rows: list, wanted: "list | None" = None,
+             n_layers: "int | None" = None) -> list:
         """Run rows through the model and return the logits of those that are wanted.
 
         rows: list of (token, position, Sequence); rows of many sequences mix freely, those of
@@ -7139,17 +7184,23 @@ class Engine:
         Each row's k and v enter the cache; its logits depend on its own sequence alone.
         Threads take turns.  A sequence holds the new tokens when all is computed: a step that
         fails or is interrupted leaves none.
+        n_layers: go through so many of the layers only.  The logits are what norm and lm_head make
+        of that; and the tokens are not yet of their sequences, but `begun`: rows of such steps may
+        follow each other, and a later step with the same tokens goes on where they stand.
         """
         with self.turn:
             if self._stepping.locked():
                 raise KshipraError("the model is asked to compute from within a step of its own "
                                    "(by a signal handler?); call it when that has returned")
             with self._stepping:
-                return self._step(rows, wanted)
+                return self._step(rows, wanted, n_layers)
 
-    def _step(self, rows, wanted):
+    def _step(self, rows, wanted, n_layers):
         if self.ops is None:
             raise KshipraError("the model is closed; load it again")
+        whole = n_layers in (None, self.hparams.n_layers)
+        n_layers = self.hparams.n_layers if whole else check_whole(
+            "n_layers", n_layers, 1, self.hparams.n_layers)
         wanted = list(range(len(rows)) if wanted is None else wanted)
         one = 1.0
         if one + 2.0 ** -53 != 1 or one - 2.0 ** -54 != 1:      # halfway, so to the even one
@@ -7165,24 +7216,68 @@ class Engine:
             raise KshipraError("the sequence is of another model's cache; make one with "
                                "Sequence(model.cache)")
         for row in rows:
-            self._check_row(pool, ends, *row)
+            self._check_row(pool, ends, whole, *row)
         try:
             for seq, end in ends.values():
                 seq.reserve(len(seq.tokens), end)
-            batch = Batch(rows, wanted, pool)
-            logits = self.compute(lambda ops: ops.run(forward, self, batch))
+            logits, left = self._run(rows, wanted, pool, n_layers)
         except BaseException:           # the pages taken for nothing
             for seq, _ in ends.values():
                 seq.truncate(len(seq.tokens))
             raise
+        if not whole:
+            for (token, pos, seq), x in zip(rows, left):
+                seq.begun[pos - len(seq.tokens):] = [(token, n_layers, x)]
+            return logits
         for token, _, seq in rows:
             seq.tokens.append(token)
         for seq, end in ends.values():
+            seq.begun.clear()
             if end // pool.page_size > len(seq.ids):
                 seq.publish()
         return logits
 
-    def _check_row(self, pool, ends, token, pos, seq):
+    def _run(self, rows, wanted, pool, n_layers):
+        """Return (logits, what the rows left the last of n_layers with, if that is not all).
+
+        Rows that have been begun join those that start anew where they stand.
+        """
+        starts, hidden, fresh = [], [None] * len(rows), set()
+        for i, (token, pos, seq) in enumerate(rows):
+            at, start = pos - len(seq.tokens), 0
+            if id(seq) not in fresh and at < len(seq.begun) and seq.begun[at][0] == token \
+                    and seq.begun[at][1] < n_layers:
+                _, start, hidden[i] = seq.begun[at]
+            else:
+                fresh.add(id(seq))      # whatever follows saw another token here
+            starts.append(start)
+        if not any(starts) and n_layers == self.hparams.n_layers:
+            batch = Batch(rows, wanted, pool)
+            return self.compute(lambda ops: ops.run(forward, self, batch)), None
+        if not self.ops.runs_ranges:
+            raise KshipraError(f"device {self.ops.name} goes through all layers only")
+        levels = sorted({*starts}) + [n_layers]
+        for first, end in zip(levels, levels[1:]):
+            part = [i for i, start in enumerate(starts) if start <= first]
+            batch = Batch([rows[i] for i in part], wanted if end == n_layers else [], pool,
+                          (first, end), [hidden[i] for i in part] if first else None, [])
+            logits = self.compute(lambda ops: ops.run(forward, self, batch))
+            for i, x in zip(part, batch.left.pop()):
+                hidden[i] = x
+        return logits, hidden
+
+    def leave(self, seq):
+        """Take the one token that is begun for computed, as if the other layers added nothing."""
+        with self.turn, self._stepping:
+            (token, n_layers, x), = seq.begun
+            batch = Batch([(token, len(seq.tokens), seq)], [], seq.pool,
+                          (n_layers, self.hparams.n_layers), [x])
+            self.compute(lambda ops: ops.run(fill_in, self, batch))
+            seq.n_exact = min(seq.n_exact, len(seq.tokens))
+            seq.tokens.append(token)
+            seq.begun.clear()
+
+    def _check_row(self, pool, ends, whole, token, pos, seq):
         """Check one row, and note in `ends` that it follows those before it."""
         if not 0 <= token < self.hparams.n_vocab:
             raise KshipraError(f"token {token} is outside 0..{self.hparams.n_vocab - 1}")
@@ -7193,6 +7288,8 @@ class Engine:
             raise KshipraError("the rows are of sequences of several caches; give those of one at "
                                "a time")
         end = ends[id(seq)][1] if id(seq) in ends else len(seq.tokens)
+        if not whole and id(seq) not in ends:
+            end = min(max(pos, end), end + len(seq.begun))
         if pos != end:
             raise KshipraError(f"position {pos} does not follow the {end} tokens of its "
                                "sequence; truncate it first")
@@ -7396,6 +7493,7 @@ class Sampler:
 #   baseline      N tokens cost 1 + 2 + ... + N rows
 #   cached        N tokens cost N rows, in N steps
 #   speculative   the same tokens cost more rows in fewer steps
+#   exiting       N tokens, nearly the same, cost N rows of fewer layers
 #
 # Then tokens become text: pieces are held back while they may still be the beginning of a
 # stop string.
@@ -7578,6 +7676,28 @@ class DraftModel:
         return text[len(tokens):]
 
 
+class SelfDraft:
+    """Lets the model's own first layers go ahead: norm and lm_head read what they leave.
+
+    engine, foresee: as in DraftModel   seq: the text's own Sequence   n_layers: how many; None: a
+    half.  The step that checks the guesses goes on where they stand, with the same keys and
+    values (Zhang et al. 2023, "Draft & Verify"; Elhoushi et al. 2024, "LayerSkip").
+    """
+
+    name, costs_nothing, turns = "self", False, ()
+
+    def __init__(self, engine, seq, foresee, n_layers=None):
+        self.engine, self.seq, self.foresee = engine, seq, foresee
+        self.n_layers = n_layers or max(1, engine.hparams.n_layers // 2)
+
+    def propose(self, tokens, k):
+        choose, text = self.foresee(self.engine), list(tokens)
+        while len(text) < len(tokens) + k:
+            logits = self.engine.step([(text[-1], len(text) - 1, self.seq)], None, self.n_layers)
+            text.append(choose(logits[0], text))
+        return text[len(tokens):]
+
+
 def check_same_vocabulary(tokenizer, draft, path=None):
     """Refuse a draft model whose tokens are not the same texts, for its guesses would be noise."""
     n, n_draft = tokenizer.n_used, draft.n_used
@@ -7611,9 +7731,10 @@ class Window:
 
     def __init__(self, most=None, adaptive=True):
         self.most, self.adaptive = most or DRAFT_TOKENS, adaptive
-        self.n_right, self.n_tried = 1.0, 2.0   # of late; at first, what stands for not knowing
+        self.n_right, self.n_tried = 1.6, 2.0   # of late; at first, a hope
         self.guess_s, self.step_s = 0.0, {}     # for each guess; by number of rows
-        self._seen, self._pause, self._left, self.n_off = set(), FIRST_PAUSE, 0, 0
+        self._seen, self._seen_guesses = set(), set()
+        self._pause, self._left, self.n_off = FIRST_PAUSE, 0, 0
 
     def note(self, n_right, n_tried):
         """Take account of guesses: how many were looked at, and were right."""
@@ -7621,9 +7742,12 @@ class Window:
         self.n_tried = MEMORY * self.n_tried + n_tried
 
     def note_time(self, n_guesses, guess_s, n_rows, step_s):
-        """Take account of seconds, but not of the first step of a size: it writes a program."""
-        if n_guesses:
-            self.guess_s += (guess_s / n_guesses - self.guess_s) / 2
+        """Take account of seconds, but not of the first of a size: then programs are written."""
+        if n_guesses and n_guesses not in self._seen_guesses:
+            self._seen_guesses.add(n_guesses)
+        elif n_guesses:
+            known = self.guess_s or guess_s / n_guesses
+            self.guess_s = known + (guess_s / n_guesses - known) / 2
         if n_rows in self._seen:
             step_s = min(step_s, n_rows * self.step_s.get(1, math.inf))     # an interruption
             known = self.step_s.get(n_rows, step_s)
@@ -7649,7 +7773,7 @@ class Window:
         if 1 not in self.step_s:
             return 0                    # a step of one row is what all is measured against
         right = self.n_right / self.n_tried
-        best, best_rate = 0, GAIN / self.step_s[1]
+        best, best_rate = 1, 0.0
         for k in SIZES[1:]:
             if k > self.most:
                 break
@@ -7659,7 +7783,7 @@ class Window:
                 best, best_rate = k, rate
             if k + 1 not in self.step_s:
                 break                   # one new size at a time
-        if best:
+        if best_rate * self.step_s[1] > GAIN:
             self._pause, self._left = FIRST_PAUSE, 0
             return best
         if self._left:
@@ -7667,7 +7791,7 @@ class Window:
             self.n_off += 1
             return 0
         self._left, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-        return 1
+        return best
 
 
 class Speculation:
@@ -7767,6 +7891,68 @@ def speculative(engine, prompt, choose, seq, progress=None, *, speculation):
             yield token
 
 
+# 8.3 Early exit.  Often a token is clear long before the last layer.  So after each layer, norm
+# and lm_head may say what they would choose there; if the most probable token has a probability
+# over a threshold, the row leaves, and that is its answer.  This is an approximation, unlike all
+# else here: the token may be another one than the last layer's, and of the layers that it skips
+# later tokens see only keys and values filled in, as if those layers had added nothing.  No other
+# text gets to see these.  (As a drafter, see SelfDraft, the same thing changes nothing.)
+#
+# Sources: Schuster et al. (2022), "Confident Adaptive Language Modeling", 3.2 and 4.1 (CALM).
+
+class EarlyExit:
+    """Where the tokens of one generation left.
+
+    threshold: the probability that is enough   n_first: the first layer after which one may leave;
+    None: a half of them   exits: Counter, after how many layers tokens left
+    """
+
+    def __init__(self, engine, threshold, n_first=None):
+        self.engine, self.threshold, self.exits = engine, threshold, Counter()
+        self.n_first = n_first or max(1, engine.hparams.n_layers // 2)
+
+    def logits(self, seq, token):
+        """Return the logits behind a token where it leaves.   seq: those before it"""
+        row, n_layers = (token, len(seq.tokens), seq), self.engine.hparams.n_layers
+        for n in range(self.n_first, n_layers):
+            logits, = self.engine.step([row], None, n)
+            top = logits[self.engine.largest(logits, 1)[0]]
+            if self.engine.exp_sum(logits, top) * self.threshold <= 1:
+                self.engine.leave(seq)
+                break
+        else:
+            n = n_layers
+            logits, = self.engine.step([row])
+        self.exits[n] += 1
+        return logits
+
+    def __str__(self):
+        total = sum(self.exits.values())
+        if not total:
+            return "early exit: no tokens"
+        mean = sum(n * count for n, count in self.exits.items()) / total
+        return (f"early exit: {mean:.1f} of {self.engine.hparams.n_layers} layers on average; "
+                "left after " + ", ".join(f"{n}: {self.exits[n]}" for n in sorted(self.exits)))
+
+
+def exiting(engine, prompt, choose, seq, progress=None, *, early_exit):
+    """Yield tokens without end, each after as many layers as it seems to need.
+
+    early_exit: EarlyExit.  The prompt goes through all of them.
+    """
+    tokens = list(prompt)
+    while True:
+        with engine.turn:
+            if seq.tokens == tokens[:-1]:
+                logits = early_exit.logits(seq, tokens[-1])
+            else:
+                seq.truncate(seq.common_prefix(tokens))
+                logits = prefill(engine, seq, tokens[len(seq.tokens):], progress)
+        tokens.append(choose(logits, tokens))
+        progress = None
+        yield tokens[-1]
+
+
 # 8.4 From tokens to text.
 
 class StopStrings:
@@ -7839,12 +8025,12 @@ class Generation:
 
     prompt_ids: the prompt's tokens   ids, text, finish_reason: as in Transcript
     ttft_s, decode_s: seconds to the first token, and from there to the last one
-    speculation: Speculation, what became of guesses; None if there are none
+    speculation: Speculation, what became of guesses   early_exit: EarlyExit, where tokens left
     """
 
-    def __init__(self, tokens, prompt_ids, transcript, speculation=None):
+    def __init__(self, tokens, prompt_ids, transcript, speculation=None, early_exit=None):
         self.prompt_ids, self.transcript = prompt_ids, transcript
-        self.speculation = speculation
+        self.speculation, self.early_exit = speculation, early_exit
         self.ttft_s = self.decode_s = 0.0
         self._steps, self._closed, self._turn = self._run(tokens), False, threading.RLock()
 
@@ -14483,6 +14669,9 @@ class Recorded(NamedTuple):
     wanted: Index
     tables: int                         # i64, a row each: address of its sequence's page table
     cache: object
+    layers: object = None
+    hidden: object = None               # a Buffer
+    left: object = None
 
 
 class Promise(NamedTuple):
@@ -14953,17 +15142,25 @@ class Recording(Recorder):
                   per_row=n_picks // x.n_rows)
         return out
 
-    def attention(self, q, k, v, batch, layer, spec):
-        pool, out = batch.cache, self.buffer(q.n_rows, q.n)
+    def pages(self, batch, layer, spec):
+        """Return (what stands for the layer's part of all pages, fields that tell where it is)."""
+        pool = batch.cache
         self.program.keep.append(batch)     # and by it the pool and the page tables
         arena = address_of(pool.arena)
-        pages = Span(arena + pool.layer_offs[layer], 1)     # stands for the layer's part of all
-        common = dict(tables=batch.tables, positions=batch.positions.address,
-                      arena=arena, page_bytes=pool.page_bytes,
-                      layer_off=pool.layer_offs[layer], page_size=pool.page_size,
-                      n_kv_heads=spec.n_kv_heads)
-        self.line(q.n_rows, [k, v], [pages], "kv_store", pool.kv_type, spec.head_dim,
+        return Span(arena + pool.layer_offs[layer], 1), dict(
+            tables=batch.tables, positions=batch.positions.address, arena=arena,
+            page_bytes=pool.page_bytes, layer_off=pool.layer_offs[layer],
+            page_size=pool.page_size, n_kv_heads=spec.n_kv_heads)
+
+    def store(self, k, v, batch, layer, spec):
+        pages, common = self.pages(batch, layer, spec)
+        self.line(k.n_rows, [k, v], [pages], "kv_store", batch.cache.kv_type, spec.head_dim,
                   by_row=True, **_located(k=k, v=v), **common)
+
+    def attention(self, q, k, v, batch, layer, spec):
+        pool, out = batch.cache, self.buffer(q.n_rows, q.n)
+        self.store(k, v, batch, layer, spec)
+        pages, common = self.pages(batch, layer, spec)
         heads, parts, rows = self.attention_shares(q.n_rows, spec)
         scratch, slots, partials = AttentionScratch(spec.head_dim), 0, None
         if scratch.n_bytes > SCRATCH_BYTES:
@@ -15289,7 +15486,8 @@ class Inputs:
         tokens, positions, wanted = (at + off * self.n_rows for off in (8, 12, 16))
         n_rows = len(batch.tokens)
         return Recorded(Index(tokens, n_rows), Index(positions, n_rows),
-                        Index(wanted, len(batch.wanted)), at, batch.cache)
+                        Index(wanted, len(batch.wanted)), at, batch.cache, batch.layers,
+                        None, None if batch.left is None else [])
 
     def fill(self, batch):
         """Write what a batch holds to where the programs look for it."""
@@ -15318,12 +15516,13 @@ class Native(Backend):
     """The backend of machine code: records programs, checks their kernels, runs them.
 
     kernels: Kernels   resident: Resident   row_search: RowSearch   team: Team
-    programs: the records, by number of rows
+    programs: the records, by number of rows, layers, and what goes through them
     checked: the kinds of kernels that agreed with chapter 4, by _check_key
     arena: Memory for the Buffers   peak_bytes: used of it, at most   inputs: Inputs
     """
 
-    name, prefill_rows = "native", 192      # a multiple of the six rows that a tile holds
+    name, runs_ranges = "native", True
+    prefill_rows = 192                      # a multiple of the six rows that a tile holds
 
     def __init__(self, isa, n_threads, required=False):
         self.required = required
@@ -15363,7 +15562,8 @@ class Native(Backend):
         n_wanted = len(batch.wanted)
         batch = batch.padded(_bucket(len(batch.tokens)), _bucket(n_wanted))
         team, divided = self.team, self.is_divided(batch)
-        key = len(batch.tokens), len(batch.wanted), divided, id(batch.cache)
+        key = (len(batch.tokens), len(batch.wanted), divided, id(batch.cache), batch.layers,
+               forward)
         program = self.programs.get(key)
         if program is None:
             program = self.record(forward, model, batch, divided)
@@ -15387,10 +15587,14 @@ class Native(Backend):
         def write_down(program):
             recording = Recording(program, self.kernels, self.resident, self.n_threads,
                                   n_positions, divided)
-            result = forward(model, recording, self.inputs.recorded(batch))
-            return result, recording.argmax(result), recording.dropped
+            rows = self.inputs.recorded(batch)
+            if batch.hidden:
+                rows = rows._replace(hidden=recording.buffer(len(batch.tokens),
+                                                             model.hparams.hidden))
+            result = forward(model, recording, rows)
+            return result, recording.argmax(result), recording.dropped, rows
 
-        program, (logits, best, dropped) = record_in(self.arena, write_down)
+        program, (logits, best, dropped, rows) = record_in(self.arena, write_down)
         if program.arena is not self.arena:     # then the smaller one serves nobody
             self.programs.clear()
             self.arena = program.arena
@@ -15398,7 +15602,8 @@ class Native(Backend):
         program.finish(self.n_threads, self.kernels("sequence")[0])
         program.output = logits.address, best.address, logits.n_rows, logits.n
         program.looked_at = [(b.address, b.n_rows) for b in dropped + [best]]
-        program.inputs = self.inputs
+        program.inputs, program.hidden = self.inputs, rows.hidden and rows.hidden.address
+        program.left = (rows.left[0].address, rows.left[0].n) if rows.left else None
         with self.own_mode():           # the reference of the trials, too
             self.check(program)
         return program
@@ -15427,6 +15632,9 @@ class Native(Backend):
     def run_program(self, team, program, batch):
         """Fill in a batch, run the program, and return a copy of its logits, a row each."""
         program.inputs.fill(batch)
+        if batch.hidden:
+            program.arena.write(program.hidden - program.arena.address,
+                                b"".join(map(bytes, batch.hidden)))
         self.resident.fill(max(batch.positions))
         team.run(program)
         address, best_address, n_rows, n = program.output
@@ -15439,6 +15647,10 @@ class Native(Backend):
             row.frombytes(program.arena.view(address + 4 * n * r, 4 * n))
             row.best = best[4 * r]
             out.append(row)
+        if batch.left is not None:
+            address, n = program.left
+            x = array("f", bytes(program.arena.view(address, 4 * n * len(batch.rows))))
+            batch.left.append([x[r:r + n] for r in range(0, len(x), n)])
         return out
 
     def timed_run(self, forward, model, batch):
@@ -15580,6 +15792,37 @@ def profile(model, prompt, n):
         model.ops = timed.ops
         seq.truncate(0)
     return found
+
+
+def early_exit_rows(model, prompt, n, thresholds):
+    """Return rows of a table: what early exit gains and costs, greedily, at each threshold.
+
+    They agree where the whole model, given the text so far, would have chosen the same token.
+    """
+    rows, choose, seq = [], Sampler(temperature=0), Sequence(model.cache)
+    for threshold in (*thresholds, None):       # None: the whole model
+        early_exit = None if threshold is None else EarlyExit(model, threshold)
+        for _ in range(2):                      # the first time is for writing programs
+            seq.truncate(0)
+            if early_exit:
+                early_exit.exits.clear()
+                tokens = exiting(model, prompt, choose, seq, early_exit=early_exit)
+            else:
+                tokens = cached(model, prompt, choose, seq)
+            text = prompt + [next(tokens)]
+            begun = time.perf_counter()
+            text += itertools.islice(tokens, n - 1)
+            seconds = time.perf_counter() - begun
+        seq.truncate(0)
+        agreed = sum(choose(logits, []) == text[len(prompt) + i] for i, logits in enumerate(
+            model.step([(t, i, seq) for i, t in enumerate(text[:-1])])[len(prompt) - 1:]))
+        seq.truncate(0)
+        exits = early_exit.exits if early_exit else {model.hparams.n_layers: n - 1}
+        rows.append([str(threshold or "none"), short((n - 1) / seconds),
+                     short(sum(layers * count for layers, count in exits.items())
+                           / max(1, sum(exits.values()))), f"{agreed / n:.1%}",
+                     ", ".join(f"{layers}: {exits[layers]}" for layers in sorted(exits))])
+    return rows
 
 
 # The loops that find the limits: each does one thing, on eight independent registers, so
@@ -16532,7 +16775,7 @@ DEVICES = ("auto", "native", "python", "cuda")
 MAX_TOKENS = 256                        # to generate, unless something else is said
 SMALL_BYTES = 8 << 20                   # weights that one core reads sooner than two agree
 STRATEGIES = {"cached": cached, "baseline": baseline}
-DRAFTS = ("ngram", "lookup", "model")
+DRAFTS = ("ngram", "lookup", "model", "self")
 
 
 class Model(Engine):
@@ -16604,7 +16847,8 @@ class Model(Engine):
                  ignore_eos: bool = False, strategy: str = "cached", progress=None,
                  session: "Sequence | None" = None, draft: "str | Model | None" = None,
                  speculate: "int | None" = None, adaptive_k: bool = False, ngram_n: int = 3,
-                 lookup_n: int = 3, **sampling) -> Generation:
+                 lookup_n: int = 3, early_exit: "float | None" = None,
+                 **sampling) -> Generation:
         """Return a Generation: an iterator of text pieces.
 
         prompt: str, or token ids   max_tokens: None for as many as the context holds
@@ -16613,30 +16857,44 @@ class Model(Engine):
         progress(done, total): called while the prompt is read
         session: of fork; what it has of the prompt is not read again; None: that of the last text
         draft: who guesses tokens ahead, which changes no token (8.2): "lookup", "ngram", "model"
-        for the small model in this file, a Model, or None   speculate: how many it guesses; None:
-        as many as pay   adaptive_k: as many as pay, but `speculate` at most   ngram_n, lookup_n:
-        how many tokens "ngram" and "lookup" look at
+        for the small model in this file, "self" for the first layers of this one, a Model, or None
+        speculate: how many it guesses; None: as many as pay
+        adaptive_k: as many as pay, but `speculate` at most
+        ngram_n, lookup_n: how many tokens "ngram" and "lookup" look at
+        early_exit: the probability at which a token leaves before the last layer (8.3), which is
+        an approximation
         sampling: the parameters of Sampler
         """
         ids, sampler = self.prompt_ids(prompt), Sampler(ops=self, **sampling)
         self.check_prompt(ids)
         check_choice("strategy", strategy, STRATEGIES)
-        run, speculation = STRATEGIES[strategy], None
+        run, speculation, exits = STRATEGIES[strategy], None, None
         if draft is not None:
-            if run is not cached:
-                raise KshipraError(f"strategy {strategy!r} takes no draft; leave one of them out")
-            drafter = self._drafter(draft, sampler, check_whole("ngram_n", ngram_n, 2),
+            if run is not cached or early_exit is not None:
+                other = "early_exit" if run is cached else f"strategy {strategy!r}"
+                raise KshipraError(f"{other} takes no draft; leave one of them out")
+            drafter = self._drafter(draft, sampler, session or self.session,
+                                    check_whole("ngram_n", ngram_n, 2),
                                     check_whole("lookup_n", lookup_n, 1))
             most = None if speculate is None else check_whole("speculate", speculate, 1)
             speculation = Speculation(drafter, Window(most, adaptive_k or most is None))
             run = functools.partial(speculative, speculation=speculation)
+        if early_exit is not None:
+            if run is not cached:
+                raise KshipraError(f"strategy {strategy!r} takes no early_exit; leave one out")
+            exits = EarlyExit(self, check_number("early_exit", early_exit, 0, 1))
+            run = functools.partial(exiting, early_exit=exits)
         # The last token needs no place in the cache.
         limit = self.check_limit(max_tokens, self.ctx_size - len(ids) + 1)
         tokens = run(self, ids, self._chooser(sampler), session or self.session, progress)
-        return Generation(tokens, ids, self._transcript(limit, stop, ignore_eos), speculation)
+        return Generation(tokens, ids, self._transcript(limit, stop, ignore_eos), speculation,
+                          exits)
 
-    def _drafter(self, draft, sampler, ngram_n, lookup_n):
+    def _drafter(self, draft, sampler, seq, ngram_n, lookup_n):
         """Return the drafter that `draft` means; sampler: what draws this model's tokens."""
+        def foresee(engine):
+            return self._chooser(sampler.twin(engine))
+
         if hasattr(draft, "propose"):
             return draft
         if isinstance(draft, Engine):
@@ -16645,13 +16903,14 @@ class Model(Engine):
             if draft not in self._drafts:
                 check_same_vocabulary(self.tokenizer, draft.tokenizer, draft.checkpoint.path)
                 self._drafts.add(draft)
-            return DraftModel(draft, draft.session,
-                              lambda engine: self._chooser(sampler.twin(engine)))
+            return DraftModel(draft, draft.session, foresee)
         check_choice("draft", draft, DRAFTS)
+        if draft == "self":
+            return SelfDraft(self, seq, foresee)
         if draft == "model":
             if self._own_draft is None:
                 self._own_draft = load_draft(self.ops.name)
-            return self._drafter(self._own_draft, sampler, ngram_n, lookup_n)
+            return self._drafter(self._own_draft, sampler, seq, ngram_n, lookup_n)
         return NGrams(ngram_n) if draft == "ngram" else PromptLookup(lookup_n)
 
     def _transcript(self, limit, stop, ignore_eos):
@@ -16742,6 +17001,7 @@ class Model(Engine):
         """
         with self.turn:
             pool, seq = self.scheduler.pool, self.session
+            seq.drop_inexact()
             if pool is not self.cache:
                 seq = seq.copy_to(pool)
             forks = [seq.fork() for _ in range(check_whole("n", n, 1))]
@@ -16752,6 +17012,7 @@ class Model(Engine):
     def save_session(self, path) -> None:
         """Write the keys and values of the last text to a file, which appears whole or not."""
         with self.turn:
+            self.session.drop_inexact()
             save_sequence(self.session, path, self.identity())
 
     def load_session(self, path) -> None:
@@ -16985,11 +17246,14 @@ LOAD_OPTIONS = ("device", "threads", "ctx_size", "kv_type", "page_size", "quant_
                 "quant_bits", "group_size", "gpu_layers")
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
 GENERATE_OPTIONS = ("max_tokens", "stop", "ignore_eos", *SAMPLING_OPTIONS)
+DRAFT_OPTIONS = ("speculate", "adaptive_k", "ngram_n", "lookup_n")     # with one of the next
+DRAFTER_OPTIONS = ("draft_mode", "draft")
 PROMPT_OPTIONS = ("model", "prompt", "file", "text", "paged_cache", *LOAD_OPTIONS)
 LISTED = {                              # what to do -> the options that it heeds
     "info": ("model", "ctx_size", "kv_type"), "listing": (), "version": (),
-    "profile": (*PROMPT_OPTIONS, "max_tokens"), "json": (*PROMPT_OPTIONS, "batch_prompts",
-                                                              *GENERATE_OPTIONS),
+    "profile": (*PROMPT_OPTIONS, "max_tokens", "early_exit"),
+    "json": (*PROMPT_OPTIONS, "batch_prompts", *GENERATE_OPTIONS, *DRAFTER_OPTIONS,
+             *DRAFT_OPTIONS, "early_exit"),
     "quantize": ("model", "imatrix", "threads"), "convert": ("model", "threads"),
     "calibrate": ("model", "imatrix", *LOAD_OPTIONS), "perplexity": ("model", *LOAD_OPTIONS),
     "kl_divergence": ("model", "base", *LOAD_OPTIONS)}
@@ -17033,6 +17297,20 @@ OPTIONS = {                             # group -> rows of (flags, what argparse
         ("--quant-bits", dict(type=int, metavar="N", help="of int: 2, 4 or 8 (default: 4)")),
         ("--group-size", dict(type=int, metavar="N",
          help="weights of int under one scale: 32, 64 or 128 (default: 64)"))],
+    "who guesses tokens ahead, which changes no token": [
+        ("--draft-mode", dict(choices=("greedy", *DRAFTS), help="greedy: nobody (default); "
+         "lookup: what followed the last tokens before; ngram: what most often did; model: a "
+         "smaller one; self: the model's own first layers")),
+        ("--draft --draft-checkpoint", dict(metavar="PATH", help="the smaller model, of the same "
+         "vocabulary (default: the draft in this file)")),
+        ("--speculate", dict(type=int, metavar="K", help="guesses a step (default: as many as "
+         f"pay, at most {DRAFT_TOKENS})")),
+        ("--adaptive-k", dict(action="store_true", help="as many as pay, at most --speculate")),
+        ("--ngram-n", dict(type=int, metavar="N", help="tokens in an n-gram (default: 3)")),
+        ("--lookup-n", dict(type=int, metavar="N", help="tokens to look for (default: 3)"))],
+    "which does change tokens": [
+        ("--early-exit", dict(metavar="P", help="leave out the last layers where the first are as "
+         "sure as this of a token, such as 0.9; with --profile also several, as 0.5,0.9"))],
     "what to do instead of printing text (one of these)": [
         ("--json", dict(action="store_true", help="print one JSON object")),
         ("--info", dict(action="store_true", help="print metadata, tensors and a memory plan")),
@@ -17160,6 +17438,16 @@ def parse_arguments(argv):
                if name in given]
     if len(prompts) > 1:
         parser.error(f"{' and '.join(map(_flag, prompts))} exclude each other")
+    drafting = _some(given, (*DRAFTER_OPTIONS, *DRAFT_OPTIONS))
+    alone = [*drafting, *_some(given, ["early_exit"])]
+    if alone and "batch_prompts" in given:
+        parser.error(f"--batch-prompts and {_flag(alone[0])} exclude each other")
+    mode = given.get("draft_mode", "model" if "draft" in given else "greedy")
+    if "draft" in given and mode != "model":
+        parser.error(f"--draft-mode {mode} and --draft exclude each other")
+    for name in _some(given, DRAFT_OPTIONS):
+        if mode == "greedy" or {"ngram_n": "ngram", "lookup_n": "lookup"}.get(name, mode) != mode:
+            parser.error(f"--draft-mode {mode} does not heed {_flag(name)}")
     for name, needed in (("calibrate", "imatrix"), ("kl_divergence", "base")):
         if name in given and needed not in given:
             parser.error(f"{_flag(name)} needs {_flag(needed)}")
@@ -17214,6 +17502,29 @@ def generation_options(given):
     return options
 
 
+def thresholds(text):
+    """Return the numbers that --early-exit lists."""
+    try:
+        return [check_number("early_exit", float(part), 0, 1) for part in text.split(",")]
+    except ValueError as error:
+        raise error if isinstance(error, KshipraError) else KshipraError(
+            f"early_exit is {_quote(text)}; a number of 0 to 1 is needed") from None
+
+
+def draft_as_asked(given):
+    """Return the parameters of generate that say who guesses, or where tokens leave."""
+    options = _some(given, DRAFT_OPTIONS)
+    if "early_exit" in given:
+        options["early_exit"], *more = thresholds(given["early_exit"])
+        if more:
+            raise KshipraError("early_exit takes several thresholds only with --profile; give one")
+    if "draft" in given:
+        options["draft"] = load(given["draft"], **_some(given, ("device", "threads")))
+    elif given.get("draft_mode", "greedy") != "greedy":
+        options["draft"] = given["draft_mode"]
+    return options
+
+
 def timings_of(generation, load_s):
     n_ids, n_prompt = len(generation.ids), len(generation.prompt_ids)
     return {
@@ -17235,7 +17546,7 @@ def run_prompt(given):
         sys.stderr.flush()
 
     generation = model.generate(prompt, progress=progress if on_terminal and not as_json else None,
-                                **generation_options(given))
+                                **generation_options(given), **draft_as_asked(given))
     reason = None
     try:
         if not as_json:
@@ -17252,6 +17563,8 @@ def run_prompt(given):
         say("\n")
         if on_terminal:
             warn(timings_text(generation, timings))
+            if generation.speculation or generation.early_exit:
+                warn(generation.speculation or generation.early_exit)
         n_asked = given.get("max_tokens", MAX_TOKENS)
         if reason == "length" and len(generation.ids) < n_asked:
             warn(f"the context of {model.ctx_size} positions is full; use a larger --ctx-size")
@@ -17262,10 +17575,16 @@ def run_prompt(given):
 
 def as_object(model, generation, reason, timings):
     """Return what --json prints of a generation."""
-    return {"text": generation.text, "tokens": generation.ids,
-            "prompt_tokens": len(generation.prompt_ids), "finish_reason": reason,
-            "timings": timings, "rss_mb": resident_mb()[1], "device": model.ops.name,
-            "isa": model.ops.isa, "threads": model.ops.n_threads}
+    found = {"text": generation.text, "tokens": generation.ids,
+             "prompt_tokens": len(generation.prompt_ids), "finish_reason": reason,
+             "timings": timings, "rss_mb": resident_mb()[1], "device": model.ops.name,
+             "isa": model.ops.isa, "threads": model.ops.n_threads}
+    if generation.early_exit:
+        found.update(early_exit=str(generation.early_exit))
+    if generation.speculation:
+        found.update(accept_rate=generation.speculation.accept_rate,
+                     speculation=str(generation.speculation))
+    return found
 
 
 def run_batch(given):
@@ -17299,6 +17618,10 @@ def run_profile(given):
     model.check_prompt(ids)
     n = given.get("max_tokens", MAX_TOKENS)
     n = model.check_limit(None if n == -1 else n, model.ctx_size - len(ids))
+    if "early_exit" in given:
+        rows = early_exit_rows(model, ids, n, thresholds(given["early_exit"]))
+        say(aligned(["threshold", "tokens/s", "layers", "agree", "<left after"], rows) + "\n")
+        return 0
     found, limits = profile(model, ids, n), ceilings(given.get("threads"))
     lines = [f"{model.ops.name}, {model.ops.isa}, threads {model.ops.n_threads}; "
              + limits_text(limits)]
@@ -17394,7 +17717,7 @@ def run_command(argv):
 
 def complain(message):
     """Say in one line what is wrong, parameters named as options; return the status for it."""
-    names = (*LOAD_OPTIONS, *GENERATE_OPTIONS)
+    names = (*LOAD_OPTIONS, *GENERATE_OPTIONS, *DRAFT_OPTIONS, "early_exit")
     warn(re.sub(r"\b[a-z]+_[a-z]+\b", lambda m: _flag(m.group()) if m.group() in names
                 else m.group(), str(message)))
     return 1
@@ -17439,7 +17762,7 @@ def _script():
 #
 # Two small llama models that were trained for this project on stories of its own grammar:
 # the demo (4 layers, width 64, Q4_0) and a draft for speculative decoding (one layer of
-# width 32), which nothing here uses yet.  Each is a GGUF file, compressed by zlib and
+# width 32).  Each is a GGUF file, compressed by zlib and
 # written in base 85.
 
 def unpack_model(text):
