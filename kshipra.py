@@ -16353,7 +16353,7 @@ def _gguf_tokenizer(checkpoint, tokenizer, n_vocab):
     n, vocabulary = len(tokenizer.vocabulary), tokenizer.vocabulary
     n_more = max(0, n_vocab - n)
     texts = [vocabulary.text(i) for i in range(n)] + [f"[PAD{n + i}]" for i in range(n_more)]
-    found = {"tokens": texts, "token_type": [*vocabulary.types] + [UNUSED] * n_more,
+    found = {"tokens": texts, "token_type": array("i", [*vocabulary.types] + [UNUSED] * n_more),
              "add_bos_token": tokenizer.add_bos, "add_eos_token": tokenizer.add_eos}
     if "merges" in files.root.get("model", {}):
         merges = [m if isinstance(m, str) else " ".join(m) for m in files.root["model"]["merges"]]

@@ -374,6 +374,8 @@ def test_a_converted_directory_is_what_llama_cpp_makes_of_it(shared, tmp_path, n
         else:
             assert bytes(ours.tensors[key].data) == bytes(tensor.data), key
     for key, value in theirs.metadata.items():
+        if isinstance(value, array) and key in ours.metadata:       # llama.cpp is strict
+            assert ours.metadata[key].typecode == value.typecode, key
         if key.startswith("general.") or key.split(".")[-1] in {
                 "scores", "token_type", "padding_token_id", "eot_token_id", "add_sep_token",
                 "pre"}:
