@@ -22,7 +22,8 @@ import pytest
 import kshipra
 import tiny
 
-N_MUTATIONS = int(os.environ.get("KSHIPRA_MUTATIONS", 120))
+N_MUTATIONS = int(os.environ.get(
+    "KSHIPRA_MUTATIONS", 2000 if os.environ.get("KSHIPRA_DEEP") else 120))
 SEED = int(os.environ.get("KSHIPRA_SEED", 1))
 SECONDS, MEGABYTES = 20, 300            # for one file, on a busy machine; for all of them
 FAMILIES = ("llama", "gpt2", "gemma3", "mixtral", "qwen2")

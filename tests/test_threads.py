@@ -427,7 +427,8 @@ class Interrupter:
         return self.line
 
 
-N_INTERRUPTS = int(os.environ.get("KSHIPRA_INTERRUPTS", 40))
+N_INTERRUPTS = int(os.environ.get(
+    "KSHIPRA_INTERRUPTS", 200 if os.environ.get("KSHIPRA_DEEP") else 40))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
