@@ -1222,9 +1222,11 @@ def _iq4_index(column):
     return [bisect.bisect_right(_IQ4_LIMITS, v) for v in column]
 
 
+_IQ4_TRIES = [127] + [i - 127 for i in range(-7, 8)]
+
+
 def _search_iq4(x, w):
-    return _search_scale(x, w, [127] + [i - 127 for i in range(-7, 8)],
-                         lambda column: array("f", [_IQ4_BOOK[i] for i in _iq4_index(column)]))
+    return _search_scale(x, w, _IQ4_TRIES, lambda column: array("f", [_IQ4_BOOK[i] for i in _iq4_index(column)]))
 
 
 def _search_q6(x, w):
@@ -13054,8 +13056,11 @@ def emit_w_times_x(group):
     group.each(each)
 
 
-def emit_search_scale(k, group, tries, low, high):
-    """Emit _search_scale for codes low .. high: keep "scale"."""
+def emit_search_scale(k, group, tries, nearest_of):
+    """Emit _search_scale: keep "scale".
+
+    nearest_of(k): returns a function that emits the codes of a column
+    """
     emit_w_times_x(group)
     peak = emit_find_peak(k, group)
     group["peak"] = peak
@@ -13063,7 +13068,7 @@ def emit_search_scale(k, group, tries, low, high):
 
     def attempt(numerator, first=False):
         inverse = emit_where(k, group["live"].i32, numerator / group["peak"])
-        nearest, (sum_cx, sum_cc) = Nearest(k, low, high), emit_start_sums(k, 2)
+        nearest, (sum_cx, sum_cc) = nearest_of(k), emit_start_sums(k, 2)
 
         def each(c):
             code = nearest(inverse * c["x"])
@@ -13084,7 +13089,7 @@ def emit_search_scale(k, group, tries, low, high):
 
 
 def emit_search_q6(k, group):
-    emit_search_scale(k, group, _Q6_TRIES, -32, 31)
+    emit_search_scale(k, group, _Q6_TRIES, lambda k: Nearest(k, -32, 31))
 
 
 def emit_search_q3(k, group):
@@ -13175,7 +13180,8 @@ def emit_second_level(k, groups, name, weighted, top, lowest, highest, to, bias=
         for i in range(second.n):
             Column(k, second.base, i)[kind] = k.broadcast_f32x8(k.scratch, FLOATS_AT + 4 * i)
     if weighted:
-        emit_search_scale(k, second, _evenly(top - 0.9, 0.1, 18), lowest, highest)
+        emit_search_scale(k, second, _evenly(top - 0.9, 0.1, 18),
+                          lambda k: Nearest(k, lowest, highest))
         d = second["scale"]
     else:
         peak = emit_find_peak(k, second)
@@ -13362,16 +13368,43 @@ def emit_q8_0(k, group, format, weighted, keep):
     return 0
 
 
+def emit_rank(k, v, limits):
+    """Return how many of the limits are not above v."""
+    rank = k.zero_i32x8()
+    for limit in limits:
+        rank = rank - k.cmp_f32(v, ">=", k.const_f32x8(limit))
+    return k.i32_to_f32(rank)
+
+
 def emit_nf4(k, group, format, weighted, keep):
     d = emit_abs(k, emit_find_peak(k, group) / k.const_f32x8(127))
     keep(format.d_off, d)
     inverse = emit_inverse(k, d)
 
+    limits = [(a + b) / 2 for a, b in zip(_NF4_BOOK, _NF4_BOOK[1:])]
+
     def each(c):
-        v, code = c["x"] * inverse, k.zero_i32x8()
-        for a, b in zip(_NF4_BOOK, _NF4_BOOK[1:]):
-            code = code - k.cmp_f32(v, ">=", k.const_f32x8((a + b) / 2))
-        c["codes"] = k.i32_to_f32(code)
+        c["codes"] = emit_rank(k, c["x"] * inverse, limits)
+    group.each(each)
+    return 0
+
+
+def emit_iq4_nl(k, group, format, weighted, keep):
+    def nearest_of(k):
+        def nearest(v):                         # the entry of the codebook
+            code = k.const_f32x8(_IQ4_BOOK[0])
+            for limit, entry in zip(_IQ4_LIMITS, _IQ4_BOOK[1:]):
+                above = k.cmp_f32(v, ">=", k.const_f32x8(limit))
+                code = k.select(above.f32, k.const_f32x8(entry), code)
+            return code
+        return nearest
+    emit_weights(k, [group], format, None if weighted else lambda group, x: x * x)
+    emit_search_scale(k, group, _IQ4_TRIES, nearest_of)
+    keep(format.d_off, group["scale"])
+    inverse = emit_inverse(k, group["scale"])
+
+    def each(c):
+        c["codes"] = emit_rank(k, c["x"] * inverse, _IQ4_LIMITS)
     group.each(each)
     return 0
 
@@ -13397,7 +13430,7 @@ def emit_int(k, group, format, weighted, keep):
 EMIT_ENCODERS = {_encode_k_minimum: emit_k_minimum, _encode_k_scale: emit_k_scale,
                  _encode_around_zero: emit_around_zero, _encode_q8_0: emit_q8_0,
                  _encode_above_minimum: emit_above_minimum, _encode_nf4: emit_nf4,
-                 _encode_int: emit_int}
+                 _encode_int: emit_int, _encode_iq4_nl: emit_iq4_nl}
 
 
 def encoder_of(format):
@@ -13464,7 +13497,7 @@ def emit_encode_blocks(k, format, n, weighted, x, out, field):
     eight, so that some may be done twice; and where there are fewer, the last one several times.
     """
     emit, more = encoder_of(format)
-    searches = emit in (emit_k_minimum, emit_k_scale, emit_int)
+    searches = emit in (emit_k_minimum, emit_k_scale, emit_int, emit_iq4_nl)
     largest = f32_bits(2.0 ** 28) if searches else MOST_FINITE
     run = format.sub_len if format.scales else format.block_len
     n_blocks = n // format.block_len
@@ -16122,6 +16155,7 @@ class Encoding:
 
     def __init__(self, threads=None):
         self.native = None
+        threads = None if threads is None else check_whole("threads", threads, 1, 256)
         isa, _ = choose_isa(os.environ)
         if isa is not None:
             with contextlib.suppress(BackendFault):
