@@ -1226,7 +1226,8 @@ _IQ4_TRIES = [127] + [i - 127 for i in range(-7, 8)]
 
 
 def _search_iq4(x, w):
-    return _search_scale(x, w, _IQ4_TRIES, lambda column: array("f", [_IQ4_BOOK[i] for i in _iq4_index(column)]))
+    return _search_scale(x, w, _IQ4_TRIES, lambda column: array(
+        "f", [_IQ4_BOOK[i] for i in _iq4_index(column)]))
 
 
 def _search_q6(x, w):
