@@ -63,7 +63,8 @@ def standin(tmp_path_factory):
 def card(standin, monkeypatch):
     """A machine with the stand-in as its only GPU.  After the test nothing is left on it."""
     monkeypatch.setattr(kshipra_cuda, "DRIVER_PLACES", {sys.platform: (str(standin.driver),)})
-    monkeypatch.setenv("CUDA_PATH", str(standin.place / "toolkit"))
+    monkeypatch.setattr(kshipra_cuda, "nvrtc_folders",      # and not a real one of this machine
+                        lambda *_: [str(standin.place / "toolkit" / "lib64")])
     monkeypatch.setenv("STANDIN_HOME", str(standin.place / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(standin.place / "home"))
     standin.card(86, 12090, 1, ctypes.c_size_t(1 << 31))
@@ -581,3 +582,97 @@ def test_all_fixture_models(card, shared):
             compare(card, path, case["ids"])
             n_compared += 1
     assert n_compared > 40
+
+
+# 6. The real compiler, where it is installed; no GPU is needed for that
+
+def all_keys(formats):
+    """Return the keys of every kernel, as models of these formats would name them."""
+    keys = [(name, ()) for name in (*kshipra_cuda.ELEMENTWISE, "quantize", "rms_norm",
+                                    "layer_norm", "rows", "argmax", "route", "mix")]
+    keys += [("rope", (pairing,)) for pairing in ("half", "interleaved")]
+    keys += [(name, (kv_type, 128)) for name in ("kv_store", "attention")
+             for kv_type in kshipra.KV_TYPES] + [("attention_merge", (128,))]
+    for format in formats:
+        if format.sub_len:
+            keys += [(name, (format, 2048)) for name in ("embed", "pick")]
+            keys += [("matvec", (format, 2048, rows)) for rows in kshipra_cuda.ROWS_AT_ONCE]
+        else:
+            keys += [(name, (format, 2048)) for name in ("embed_float", "matvec_float",
+                                                         "pick_float")]
+    assert {name for name, _ in keys} == {*kshipra_cuda.KERNELS} or len(formats) == 1
+    return keys
+
+
+@pytest.fixture(scope="module")
+def nvrtc():
+    """Return a function: compute capability -> Compiler, of the real NVRTC."""
+    for folder in kshipra_cuda.nvrtc_folders({}, sys.path):
+        for builtins, main in kshipra_cuda.nvrtc_pairs(folder):
+            ctypes.CDLL(builtins, ctypes.RTLD_GLOBAL)
+            library = ctypes.CDLL(main)
+            return lambda compute: kshipra_cuda.Compiler(library, main, compute, (99, 0), "")
+    pytest.skip("no NVRTC here; pip install nvidia-cuda-nvrtc-cu12")
+
+
+COMMON = [kshipra.FORMATS[name] for name in ("F32", "F16", "Q4_0", "Q4_K", "Q6_K", "Q8_0")]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("compute", [50, 61, 75, 80, 90])
+def test_every_kernel_really_compiles(nvrtc, compute, monkeypatch):
+    """For each architecture: a cubin, no warning, and no spill of a register."""
+    compiler = nvrtc(compute)
+    if compiler.target is None:
+        pytest.skip(f"this NVRTC, {compiler.version}, knows no sm_{compute}")
+    assert (compiler.target, compiler.binary) == (f"--gpu-architecture=sm_{compute}", True)
+    monkeypatch.setattr(kshipra_cuda, "OPTIONS", (*kshipra_cuda.OPTIONS, "--ptxas-options=-v"))
+    logs, call = [], compiler.nvrtc.nvrtcCompileProgram
+
+    def compile_and_log(program, *args):
+        status, size = call(program, *args), ctypes.c_size_t()
+        compiler.nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        compiler.nvrtc.nvrtcGetProgramLog(program, log)
+        logs.append(log.value.decode())
+        return status
+    monkeypatch.setattr(compiler.nvrtc, "nvrtcCompileProgram", compile_and_log)
+    code = compiler._compile(kshipra_cuda.source_of(all_keys(COMMON)))
+    assert code[:4] == b"\x7fELF"
+    print(logs[0])                      # registers and shared memory of each kernel
+    assert not re.search(r"kshipra\.cu.*warning", logs[0])      # NVRTC's on old cards are its own
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", logs[0])
+    assert len(spills) >= len(all_keys(COMMON)) and set(spills) == {("0", "0")}
+
+
+def divides(ptx):
+    """Return the names of the kernels of a PTX text that divide or take a root."""
+    return {name for name, body in re.findall(r"\.entry (\w+)\((.*?)\n}", ptx, re.S)
+            if re.search(r"\b(div|sqrt)\.rn\.f32", body)}
+
+
+@pytest.mark.deep
+def test_no_fused_multiply_add_on_floats(nvrtc, monkeypatch, tmp_path):
+    """None in the PTX of any kernel of any format.  The assembled code has them within its own
+    division and root only, whose results round once: so none in kernels without these."""
+    compiler, source = nvrtc(90), kshipra_cuda.source_of(all_keys(ALL_FORMATS))
+    monkeypatch.setattr(compiler, "binary", False)
+    ptx = compiler._compile(source).decode()
+    assert "mul.rn.f32" in ptx and not re.search(r"\b(fma|mad)\.\S*f(16|32|64)", ptx)
+    found = [shutil.which("nvdisasm")] + [str(path) for place in sys.path for path in
+                                          pathlib.Path(place).glob("nvidia/*/bin/nvdisasm")]
+    nvdisasm = next(filter(None, found), None)
+    if nvdisasm is None:
+        pytest.skip("no nvdisasm here; pip install nvidia-cuda-nvdisasm")
+    monkeypatch.setattr(compiler, "binary", True)
+    (tmp_path / "all.cubin").write_bytes(compiler._compile(source))
+    text = subprocess.run([nvdisasm, "-c", tmp_path / "all.cubin"], check=True,
+                          capture_output=True, text=True).stdout
+    fused, kernel = set(), None
+    for line in text.splitlines():
+        section = re.match(r"\.text\.(\w+):", line.strip())
+        kernel = section[1] if section else kernel
+        if re.search(r"\b[FD]FMA\b", line):
+            fused.add(kernel)
+    assert "FMUL" in text and fused <= divides(ptx)
+    assert not any(name.startswith(("matvec", "pick", "embed", "add", "mul")) for name in fused)
