@@ -29,11 +29,11 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import NamedTuple
 
 import kshipra
-from kshipra import (CHUNK, EXP_MAX, EXP_MIN, EXP_POLY, F16_MAX, F32_MAX, GELU_CUBIC,
+from kshipra import (CHUNK, ERFC_POLY, EXP_MAX, EXP_MIN, EXP_POLY, F16_MAX, F32_MAX, GELU_CUBIC,
                      GELU_SLOPE, HALF_BELOW, KEPT_PROGRAMS, KV_TYPES, LN2_HI, LN2_LO,
-                     LOG2_E, LONG_POSITIONS, LOWEST, MAX_EXPERTS, NOT_FINITE, Q8_0_MAX, TINY,
-                     Backend, Buffer, Call, Index, KshipraError, Logits, PagePool, Program,
-                     Recorder, f32_bits)
+                     LOG2_E, LONG_POSITIONS, LOWEST, MAX_EXPERTS, NOT_FINITE, Q8_0_MAX, ROOT_HALF,
+                     SWIGLU_LIMIT, SWIGLU_SLOPE, TINY, Backend, Buffer, Call, Index, KshipraError,
+                     Logits, PagePool, Program, Recorder, f32_bits)
 
 # ---------------------------------------------------------------------------------------
 # 1. The driver
@@ -714,6 +714,13 @@ __device__ __forceinline__ u16 float_to_half(float f) {
     return h;
 }
 
+// A float of four bits of exponent and three of fraction; 127 means 0.
+__device__ __forceinline__ float ue4m3_to_float(int b) {
+    int e = b >> 3 & 15, f = b & 7;
+    float unit = __int_as_float((max(e, 1) + 116) << 23);
+    return b == 127 ? 0.0f : __fmul_rn((float)(e ? f + 8 : f), unit);
+}
+
 // The sum of four products of int8: an instruction from compute capability 6.1 on.
 __device__ __forceinline__ int dot4(int a, int b, int sum) {
 #if __CUDA_ARCH__ >= 610
@@ -760,6 +767,24 @@ __device__ __forceinline__ float gelu_of(float x) {
     float cube = __fmul_rn(__fmul_rn(x, x), x);
     float u = __fadd_rn(x, __fmul_rn(cube, $GELU_CUBIC));
     return __fdiv_rn(x, __fadd_rn(exp_of(__fmul_rn(u, $GELU_SLOPE)), 1.0f));
+}
+
+__device__ __forceinline__ float gelu_erf_of(float x) {
+    const float c[] = {$ERFC};
+    float z = __fmul_rn(fabsf(x), $ROOT_HALF), p = c[0];
+    float t = __fdiv_rn(1.0f, __fadd_rn(__fmul_rn(z, 0.5f), 1.0f));
+    #pragma unroll
+    for (int i = 1; i < sizeof c / 4; i++) p = __fadd_rn(__fmul_rn(p, t), c[i]);
+    float e = __fmul_rn(__fmul_rn(t, 0.5f), exp_of(__fsub_rn(p, __fmul_rn(z, z))));
+    return __fmul_rn(x, x < 0.0f ? e : __fsub_rn(1.0f, e));
+}
+
+__device__ __forceinline__ float swiglu_clamped_of(float gate, float up) {
+    gate = finite(gate), up = finite(up);
+    gate = gate > $LIMIT ? $LIMIT : gate;
+    up = __fadd_rn(up > $LIMIT ? $LIMIT : up < -$LIMIT ? -$LIMIT : up, 1.0f);
+    float e = __fadd_rn(exp_of(__fmul_rn(gate, $SWIGLU_SLOPE)), 1.0f);
+    return __fmul_rn(__fdiv_rn(gate, e), up);
 }
 
 __device__ __forceinline__ float softcap_of(float x, float cap) {
@@ -821,10 +846,12 @@ def c_float(x):
 
 def preamble():
     """Return PREAMBLE with the numbers of chapter 4 in it."""
-    names = {"EXP_MIN": EXP_MIN, "EXP_MAX": EXP_MAX, "LOG2_E": LOG2_E, "LN2_HI": LN2_HI,
+    names = {"ROOT_HALF": ROOT_HALF, "LIMIT": SWIGLU_LIMIT, "SWIGLU_SLOPE": SWIGLU_SLOPE,
+             "EXP_MIN": EXP_MIN, "EXP_MAX": EXP_MAX, "LOG2_E": LOG2_E, "LN2_HI": LN2_HI,
              "LN2_LO": LN2_LO, "GELU_CUBIC": GELU_CUBIC, "GELU_SLOPE": GELU_SLOPE,
              **{f"P{i}": c for i, c in enumerate(EXP_POLY)}}
-    return string.Template(PREAMBLE).substitute({k: c_float(v) for k, v in names.items()})
+    return string.Template(PREAMBLE).substitute({k: c_float(v) for k, v in names.items()},
+                                                ERFC=", ".join(map(c_float, ERFC_POLY)))
 
 
 # 4.1 Formats.  For a block format F this writes
@@ -972,8 +999,12 @@ def format_source(format):
     elif format.d == "e8m0":            # 2 ** (e - 128), below 2 a denormal
         e = f"block[{format.d_off}]"
         d = f"__int_as_float({e} < 2 ? (1 << 21) << {e} : ({e} - 1) << 23)"
-    else:
+    elif format.d == "ue4m3":           # of each sub-block
+        d = f"ue4m3_to_float(block[{format.d_off} + s])"
+    elif format.d == "f16":
         d = half.format(format.d_off)
+    else:
+        raise KshipraError(f"device cuda cannot read {F} yet; use device native")
     if format.unit != 1:
         d = f"__fmul_rn({d}, {c_float(format.unit)})"
     scale, low = d, "0.0f"
@@ -1195,6 +1226,8 @@ ELEMENTWISE = {
     "scale": "__fmul_rn(x, c)",
     "silu": "silu_of(x)",
     "gelu": "gelu_of(x)",
+    "gelu_erf": "gelu_erf_of(x)",
+    "swiglu_clamped": "swiglu_clamped_of(x, y)",
     "silu_mul": "__fmul_rn(silu_of(x), y)",
     "gelu_mul": "__fmul_rn(gelu_of(x), y)",
     "softcap": "softcap_of(x, c)",
@@ -1222,6 +1255,15 @@ def _elementwise(formula):
 
 
 KERNELS.update({name: _elementwise(formula) for name, formula in ELEMENTWISE.items()})
+
+KERNELS["gate"] = Kernel(
+    "const float *x, i64 x_row_bytes, const float *g, i64 g_row_bytes, float *out, "
+    "i64 out_row_bytes, i64 n", 256, blocks_by_row, r"""
+    const float *row = ROW(x, blockIdx.x, x_row_bytes);
+    float *to = ROW_OUT(out, blockIdx.x, out_row_bytes);
+    float e = exp_of(-ROW(g, blockIdx.x, g_row_bytes)[0]);
+    float weight = __fdiv_rn(1.0f, __fadd_rn(e, 1.0f));
+    for (int i = threadIdx.x; i < n; i += blockDim.x) to[i] = __fmul_rn(row[i], weight);""")
 
 KERNELS["rms_norm"] = Kernel(
     "const float *x, i64 x_row_bytes, float *out, i64 out_row_bytes, const float *w, i64 n, "
@@ -1866,6 +1908,9 @@ class Cuda(Backend):
 
     def run(self, forward, model, batch):
         """Return the logits of the wanted rows: record the forward pass, or use the record."""
+        if batch.layers is not None or batch.left is not None:
+            raise KshipraError("device cuda runs all layers or none, so no draft of some of the "
+                               "model's own layers and no early exit; use device native for these")
         with self.device.at_work():
             n_wanted = len(batch.wanted)
             batch = batch.padded(kshipra._bucket(len(batch.tokens)), kshipra._bucket(n_wanted))

@@ -387,7 +387,8 @@ def check_trials(*trials):
                                 for operation, inputs in trials]
 
 
-SIMPLE = ["add", "mul", "scale", "silu", "gelu", "silu_mul", "gelu_mul", "softcap", "rms_norm",
+SIMPLE = ["add", "mul", "scale", "silu", "gelu", "silu_mul", "gelu_mul", "gelu_erf",
+          "swiglu_clamped", "gate", "softcap", "rms_norm",
           "layer_norm", "rows", "argmax", "route"]
 
 
@@ -588,7 +589,7 @@ def test_all_fixture_models(card, shared):
 
 def all_keys(formats):
     """Return the keys of every kernel, as models of these formats would name them."""
-    keys = [(name, ()) for name in (*kshipra_cuda.ELEMENTWISE, "quantize", "rms_norm",
+    keys = [(name, ()) for name in (*kshipra_cuda.ELEMENTWISE, "gate", "quantize", "rms_norm",
                                     "layer_norm", "rows", "argmax", "route", "mix")]
     keys += [("rope", (pairing,)) for pairing in ("half", "interleaved")]
     keys += [(name, (kv_type, 128)) for name in ("kv_store", "attention")
