@@ -7729,14 +7729,14 @@ class Window:
     which each is right with probability a if those before it were, 1 + a + a^2 + ... + a^k tokens
     come; what a guess takes, and a step of k + 1 rows, is measured as one goes along.  Where no
     guess pays, none is made for a while, then one is tried again.
-    n_off: steps without a guess for that reason
+    step_s: seconds by number of rows, of earlier texts   n_off: steps for which none was made
     """
 
-    def __init__(self, most=None, adaptive=True):
+    def __init__(self, most=None, adaptive=True, step_s=None):
         self.most, self.adaptive = most or DRAFT_TOKENS, adaptive
         self.n_right, self.n_tried = 1.6, 2.0   # of late; at first, a hope
-        self.guess_s, self.step_s = 0.0, {}     # for each guess; by number of rows
-        self._seen, self._seen_guesses = set(), set()
+        self.guess_s, self.step_s = 0.0, {} if step_s is None else step_s
+        self._seen, self._seen_guesses = set(self.step_s), set()
         self._pause, self._left, self.n_off = FIRST_PAUSE, 0, 0
 
     def note(self, n_right, n_tried):
@@ -16829,6 +16829,7 @@ class Model(Engine):
         self.session = Sequence(self.cache)     # the last text, so that a longer one reuses it
         self._drafts = weakref.WeakSet()        # models that have the same vocabulary
         self._own_draft = None                  # the small model in this file, once asked for
+        self._step_s = {}                       # of Window
 
     def logits(self, ids) -> list:
         """Return the logits after each of ids: list of array('f') (n_vocab,), one a position.
@@ -16912,7 +16913,8 @@ class Model(Engine):
                                     check_whole("ngram_n", ngram_n, 2),
                                     check_whole("lookup_n", lookup_n, 1))
             most = None if speculate is None else check_whole("speculate", speculate, 1)
-            speculation = Speculation(drafter, Window(most, adaptive_k or most is None))
+            speculation = Speculation(drafter, Window(most, adaptive_k or most is None,
+                                                      self._step_s))
             run = functools.partial(speculative, speculation=speculation)
         if early_exit is not None:
             if run is not cached:
