@@ -383,7 +383,7 @@ PARTS = {       # the processes of ours, and the functions each of them calls
     "open_kshipra": [], "open_ceilings": [],
     "open_rung": ["open_model", "matrices", "estimate_s", "median", "batch_tokens_per_s",
                   "traffic", "percentile", "served", "serve_together", "serve_in_turn",
-                  "serve_requests", "ledger_mb", "profile"],
+                  "serve_requests", "guess_times", "figure", "ledger_mb", "profile"],
 }
 
 
@@ -593,6 +593,7 @@ def open_rung(job):
         "profile": lambda **sizes: profile(model, **sizes),
         "batch": lambda **sizes: batch_tokens_per_s(model, **sizes),
         "serve": lambda **sizes: serve_requests(model, **sizes),
+        "guess": lambda **sizes: guess_times(model, **sizes),
         "facts": lambda: {"device": model.ops.name, "isa": model.ops.isa,
                           "threads": model.ops.n_threads},
     }
@@ -846,6 +847,62 @@ def serve_requests(model, n_requests, load=2.0):
             "in_turn": in_turn, "pages_per_token": pages}
 
 
+# Guesses: the same text with and without each drafter of kshipra's 8.2, in turns.  The tokens are
+# the same, so time is all there is to compare; what it gains depends on how much a text repeats.
+
+CODE = """def area(width, height):
+    \"\"\"Return the area of a rectangle.\"\"\"
+    return width * height
+
+
+def volume(width, height, depth):
+    \"\"\"Return the volume of a box.\"\"\"
+    return width * height * depth
+
+
+def surface(width, height, depth):
+    \"\"\"Return the surface of a box.\"\"\"
+    return 2 * (width * height + height * depth + depth * width)
+"""
+NEWS = ("The river rises in the hills of the north, where the snow lies until May. It passes "
+        "through four towns, and at the last of them it is wide enough for ships. In summer the "
+        "children swim in it, and in winter they skate on it when the frost is hard.")
+TURN = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n{}"
+GUESSED = {
+    "editing code": TURN.format("Rename width to w in this code:\n```python\n" + CODE + "```",
+                                "```python\n" + CODE[:60]),
+    "quoting": TURN.format(f'Quote the text word for word.\nText: "{NEWS}"',
+                           'The text says: "The river rises in'),
+    "not repeating": TURN.format("Tell me about the planets.", "")}
+DRAFTERS = ("greedy", "lookup", "ngram", "self")
+GUESS_CTX = 1024
+
+
+def guess_times(model, texts, modes, n, repeats):
+    """Return {text, mode, tokens, seconds, accept_rate} of each text by each drafter."""
+    rows = []
+    if model.hparams.n_layers == 1:             # it has no first layers that could go ahead
+        modes = [mode for mode in modes if mode != "self"]
+    for text, prompt in texts.items():
+        if len(model.prompt_ids(prompt)) + n > model.ctx_size:
+            continue                            # a small context has no room for it
+        seconds, ids, rates = {mode: [] for mode in modes}, {}, {}
+        for _ in range(repeats + 1):            # the first time writes programs
+            for mode in modes:
+                model.session.truncate(0)
+                generation = model.generate(prompt, n, temperature=0, ignore_eos=True,
+                                            draft=None if mode == "greedy" else mode)
+                ids[mode] = list(generation.tokens())
+                seconds[mode].append(generation.decode_s)
+                rates[mode] = generation.speculation and generation.speculation.accept_rate
+                if ids[mode] != ids["greedy"]:
+                    raise ValueError(f"{mode} changes what is said of {text}: a fault of kshipra")
+        rows += [{"text": text, "mode": mode, "tokens": len(ids[mode]) - 1,
+                  "seconds": figure(seconds[mode][1:]), "accept_rate": rates[mode]}
+                 for mode in modes]
+    return rows
+
+
 # ---------------------------------------------------------------------------------------
 # 6. Peers
 #
@@ -1076,7 +1133,7 @@ def measure_peers(found, path, device, threads, prompt, prefill, n, repeats, say
 # version in it grows when a reader of the old one would stumble.  The tables on the terminal
 # and in results.md are made from that object and nothing else.
 
-SCHEMA_NAME = "kshipra-bench/2"
+SCHEMA_NAME = "kshipra-bench/3"
 
 # A value, said by an example of its type: a list holds things like its one element, an
 # object has these keys, None is allowed beside whatever else a tuple names.
@@ -1104,6 +1161,8 @@ SCHEMA = {
     "serving": ({"requests": int, "load": NUMBER, "gap_ms": NUMBER, "together": SERVED,
                  "in_turn": SERVED, "pages_per_token": {"paged": NUMBER, "contiguous": NUMBER}},
                 None),
+    "guesses": [{"text": str, "mode": str, "tokens": int, "seconds": FIGURE,
+                 "accept_rate": (int, float, None)}],
     "ceilings": ({"read_bytes_s": NUMBER, "int8_ops_s": NUMBER, "f32_ops_s": NUMBER,
                   "threads": int}, None),
     "profile": [{"phase": str, "rows": int, "rung": str, "lines": [LINE]}],
@@ -1258,6 +1317,20 @@ def serving_table(results):
         "<served", "tokens/s", "first token, median", "99 %", "each token, median", "99 %"], rows)
 
 
+def guess_table(results):
+    rows, plain = [], None
+    for g in results["guesses"]:
+        speed = g["tokens"] / g["seconds"]["median"]
+        plain = speed if g["mode"] == "greedy" else plain
+        rate = g["accept_rate"]
+        rows.append([g["text"], g["mode"], "contiguous", "1", str(g["tokens"]),
+                     range_text(g["seconds"]), short(speed), f"x {short(speed / plain)}",
+                     "" if rate is None else f"{rate:.0%}"])
+    return Table("Guesses", "the same tokens, some of them guessed ahead; greedy: none.",
+                 ["<text", "<mode", "<cache", "batch", "tokens", "seconds", "tokens/s", "gain",
+                  "accepted"], rows)
+
+
 # Figures that the first engines of this project's kind published, each for a machine of its
 # own: they set the scale, and are no comparison.
 PUBLISHED = {
@@ -1271,7 +1344,7 @@ PUBLISHED = {
 def tables(results):
     """Return the Tables of a result, those without rows left out."""
     made = [ladder_table(results), ledger_table(results), batch_table(results),
-            serving_table(results)]
+            serving_table(results), guess_table(results)]
     made += [profile_table(results, part) for part in results["profile"]]
     made.append(peer_table(results))
     return [t for t in made if t.rows]
@@ -1732,6 +1805,8 @@ def build_parser():
         help="also decode N texts side by side on the uppermost rung")
     add("--serve", type=int, default=0, metavar="N",
         help="also serve N requests that arrive at random, together and one after another")
+    add("--guess", action="store_true",
+        help="also let drafters guess tokens ahead, on texts that repeat and on one that does not")
     add("--peers", action="append", choices=PEERS, metavar="NAME",
         help="only this peer, may be given several times: " + ", ".join(PEERS))
     add("--no-peers", action="store_true", help="leave the other engines out")
@@ -1818,7 +1893,7 @@ def ladder_results(args, path, prompt, place, results, say):
         return
     say("the profile")
     job = {**top._asdict(), "path": paths[top.weights],
-           "ctx_size": max(ctx_size, 512 if args.serve else 0)}
+           "ctx_size": max(ctx_size, 512 if args.serve else 0, GUESS_CTX if args.guess else 0)}
     with Process(sys.executable, open_rung, job) as process:
         for phase in process.ask("profile", prompt=prompt, n=min(16, args.max_tokens)):
             results["profile"].append({**phase, "rung": top.name})
@@ -1826,6 +1901,10 @@ def ladder_results(args, path, prompt, place, results, say):
         if args.serve:
             say(f"{args.serve} requests that come and go")
             results["serving"] = process.ask("serve", n_requests=args.serve)
+        if args.guess:
+            say("tokens guessed ahead")
+            results["guesses"] = process.ask("guess", texts=GUESSED, modes=DRAFTERS,
+                                             n=args.max_tokens, repeats=args.repeats)
     if top.device != "python":
         say("the limits of this machine")
         with Process(sys.executable, open_ceilings,
@@ -1889,6 +1968,7 @@ def measure(args, path, name, place, say):
         "work": {"prompt_tokens": len(prompt), "max_tokens": args.max_tokens, "ctx_size": ctx_size,
                  "repeats": args.repeats, "budget_s": args.budget, "threads": args.threads},
         "noise": [noise()], "warning": None, "ladder": [], "batches": [], "serving": None,
+        "guesses": [],
         "ceilings": None,
         "profile": [], "peers": [], "skipped": []}
     if not args.no_ladder:

@@ -7692,6 +7692,9 @@ class SelfDraft:
     def __init__(self, engine, seq, foresee, n_layers=None):
         self.engine, self.seq, self.foresee = engine, seq, foresee
         self.n_layers = n_layers or max(1, engine.hparams.n_layers // 2)
+        if not 0 < self.n_layers < engine.hparams.n_layers:
+            raise KshipraError(f"{self.n_layers} of {engine.hparams.n_layers} layers cannot go "
+                               "ahead of them; use another draft than \"self\"")
 
     def propose(self, tokens, k):
         choose, text = self.foresee(self.engine), list(tokens)

@@ -290,10 +290,18 @@ def measured(tmp_path_factory):
     out = tmp_path_factory.mktemp("results")
     words = ["--shape", "llama:q4_0", "--hidden-dim", "32", "--n-heads", "2", "--n-layers", "1",
              "--vocab-size", "260", "-n", "3", "--repeats", "2", "--budget", "0.5", "--batch", "2",
-             "--serve", "3", "--no-peers", "--out", str(out)]
+             "--serve", "3", "--guess", "--no-peers", "--out", str(out)]
     names = ["tiled", "python"] + ["fused", "threads"] * HAS_NATIVE
     assert bench.main(words + [w for name in names for w in ("--rung", name)]) == 0
     return out
+
+
+def test_the_table_of_guesses(measured):
+    rows = bench.read_results(measured / "results.json")["guesses"]
+    assert {row["mode"] for row in rows} == ({"greedy", "lookup", "ngram"} if HAS_NATIVE
+                                             else set())        # of one layer, none goes ahead
+    assert all(row["tokens"] == 2 and row["seconds"]["n"] == 2 for row in rows)
+    assert "## Guesses" in (measured / "results.md").read_text() or not rows
 
 
 def test_results_json_is_of_its_schema(measured):

@@ -367,6 +367,13 @@ def test_parameters_are_refused_by_name(model, options, message):
         model.generate("a", **options)
 
 
+def test_a_model_of_one_layer_does_not_go_ahead_of_itself(draft):
+    with pytest.raises(KshipraError, match="1 of 1 layers cannot go ahead"):
+        draft.generate("a", draft="self")
+    plain = outcome(draft.generate("a", 5, **GREEDY))
+    assert outcome(draft.generate("a", 5, early_exit=0.0, **GREEDY)) == plain
+
+
 def test_a_model_is_not_its_own_draft(model):
     with pytest.raises(KshipraError, match="its own draft"):
         model.generate("a", draft=model)
