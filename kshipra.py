@@ -122,7 +122,8 @@ class KshipraError(ValueError):
 def warn(message):
     """Say something in one line on stderr, where there is one."""
     if sys.stderr is not None:
-        print("kshipra:", " ".join(str(message).split("\n")), file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):      # closed, or nobody listens any more
+            print("kshipra:", " ".join(str(message).split("\n")), file=sys.stderr)
 
 
 # ---------------------------------------------------------------------------------------
@@ -14645,7 +14646,11 @@ class Memory:
 
     def __init__(self, n_bytes):
         self.n_bytes = max(n_bytes, mmap.PAGESIZE)
-        self._map = anonymous_memory(self.n_bytes)
+        try:
+            self._map = anonymous_memory(self.n_bytes)
+        except (OSError, OverflowError, ValueError) as e:
+            raise KshipraError(f"{self.n_bytes} bytes to compute in cannot be had ({e}); leave "
+                               "more memory to this process") from None
         self.address = address_of(self._map)
 
     def view(self, address, n_bytes):
@@ -17501,6 +17506,15 @@ def typed_text(argument):
     return os.fsencode(argument).decode("utf-8", "replace")
 
 
+def _standard_input():
+    """Return all of it, as bytes; a host may have put a StringIO in its place, or closed it."""
+    if sys.stdin is None:
+        return b""
+    if not hasattr(sys.stdin, "buffer"):
+        return sys.stdin.read().encode("utf-8", "replace")
+    return sys.stdin.buffer.read()
+
+
 def prompt_of(given):
     """Return the prompt: as typed, from a file, or from standard input.
 
@@ -17510,7 +17524,7 @@ def prompt_of(given):
     if "file" in given or typed == "-":
         source = given.get("file", "standard input")
         data = _read_bytes(source) if "file" in given else \
-            sys.stdin.buffer.read() if sys.stdin else b""
+            _standard_input()
         try:
             text = data.decode("utf-8-sig").replace("\r\n", "\n")
         except UnicodeDecodeError as error:

@@ -3,7 +3,7 @@
 Bytes of a GGUF and of a safetensors file are changed, cut out, doubled and moved; values of
 metadata, of a header, of config.json and of tokenizer.json are replaced.  What still loads is
 used: text becomes tokens, tokens become logits.  No exception but KshipraError, no file that
-takes long, no memory that only a false number asks for.
+takes long, no memory that only a false number asks for, and nothing that a terminal would obey.
 
 KSHIPRA_MUTATIONS=25000 asks for a long run: so many files of each of the four kinds.
 """
@@ -30,7 +30,7 @@ FAMILIES = ("llama", "gpt2", "gemma3", "mixtral", "qwen2")
 NUMBERS = [0, 1, 2, 3, 7, 8, 31, 32, 33, 255, 256, 257, 259, 1 << 15, 1 << 16, (1 << 31) - 1,
            1 << 31, (1 << 32) - 1, 1 << 32, (1 << 53) + 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 VALUES = [None, True, False, -1, *NUMBERS, 10 ** 30, -0.0, 0.5, 1e-45, 1e30, 1e308, float("inf"),
-          float("nan"), "", "a", "llama", "\ud800", "\0", "\x1b[31m", "x" * 5000, "<0x0A>", [], {},
+          float("nan"), "", "a", "llama", "\ud800", "\0", "\x1b[31m", "\x1b[31m", "x" * 5000, "<0x0A>", [], {},
           [[]], [None], [-1], [1, 2, 3], [0.5] * 40, ["a"], {"a": {}}, {"type": None},
           {"type": "linear", "factor": -1}, {"rope_type": "yarn"}]
 
@@ -126,10 +126,10 @@ def use(path):
         model.tokenizer.decode(ids)
         if ids and max(ids) < model.hparams.n_vocab:
             model.logits(ids[:3])
-        for _ in kshipra.describe(path):
-            pass
+        for line in kshipra.describe(path):
+            assert line.isprintable(), repr(line)
     except kshipra.KshipraError as error:
-        assert str(error) and "\n" not in str(error), str(error)
+        assert str(error) and str(error).isprintable(), repr(str(error))
         return False
     return True
 
@@ -226,7 +226,9 @@ KINDS = ("gguf", "model.safetensors", "config.json", "tokenizer.json")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_file_is_used_or_refused(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(kshipra, "warn", lambda message: None)
+    def warn(message):
+        assert str(message).isprintable(), repr(message)
+    monkeypatch.setattr(kshipra, "warn", warn)
     make = gguf_makers(tmp_path) if kind == "gguf" else hf_makers(tmp_path, kind)
     base = tmp_path / "llama.gguf" if kind == "gguf" else tmp_path / "hf"
     assert use(str(base))

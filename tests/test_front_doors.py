@@ -612,3 +612,42 @@ def test_dir_shows_what_a_user_may_import():
     assert sorted(shown) == sorted(kshipra.__all__) and all(hasattr(kshipra, n) for n in shown)
     assert {"Model", "Generation", "Sampler", "Tokenizer", "Format", "Engine",
             "Sequence"} <= set(shown)
+
+
+def test_r15_a_host_that_closed_its_streams_or_replaced_them(monkeypatch, capsys):
+    """What would be said is not said; a prompt is read from whatever stands for standard input."""
+    closed = io.StringIO()
+    closed.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", closed)
+        kshipra.warn("nobody listens")
+        assert len(kshipra.load(device="python", ctx_size=3000).logits([1, 2])) == 2
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Once upon a time"))
+    assert kshipra.main(["-p", "-", "-n", "4", "--temp", "0"]) == 0
+    monkeypatch.setattr(sys, "stdin", None)
+    assert capsys.readouterr().out.startswith("Once upon a time, there was")
+    assert kshipra.main(["-p", "-", "-n", "4", "--temp", "0"]) == 0
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(sys.platform != "linux", reason="the limits of Linux")
+def test_any_limit_of_memory_is_one_line():
+    """F11: of address space or of data, down to where Python itself does not start."""
+    lines = ("import resource, sys; sys.path.insert(0, sys.argv[1]); import kshipra\n"
+             "kind = getattr(resource, sys.argv[2])\n"
+             "with open('/proc/self/status') as f:\n"
+             "    kb = dict(line.split(':', 1) for line in f)\n"
+             "used = int(kb[sys.argv[3]].split()[0]) << 10\n"
+             "resource.setrlimit(kind, (used + (int(sys.argv[4]) << 20),) * 2)\n"
+             "sys.exit(kshipra.main(['Once', '-n', '3', '--temp', '0', '--device', 'native', "
+             "'-t', '2']))\n")
+    codes = set()
+    for kind, counted in (("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData")):
+        for mb in (4, 16, 30, 40, 60, 500):
+            done = subprocess.run([sys.executable, "-c", lines, os.path.dirname(kshipra.__file__),
+                                   kind, counted, str(mb)], capture_output=True, check=False)
+            assert done.returncode in (0, 1) and b"Traceback" not in done.stderr, (mb, done)
+            assert done.returncode == 0 or b"Errno 12] Cannot allocate" not in done.stderr \
+                or b"cannot be had" in done.stderr or b"map" in done.stderr, (mb, done)
+            codes.add(done.returncode)
+    assert codes == {0, 1}
