@@ -7147,7 +7147,7 @@ class Engine:
 
     def after_fork(self) -> None:
         """Begin anew what a forked child has no part in: the turns of its parent's threads."""
-        self.turn, self._stepping = threading.RLock(), threading.Lock()
+        self.turn = threading.RLock()
 
     def close(self) -> None:
         """Give back threads, machine code and the file; after this the engine computes no more."""
@@ -7193,11 +7193,20 @@ class Engine:
         follow each other, and a later step with the same tokens goes on where they stand.
         """
         with self.turn:
-            if self._stepping.locked():
+            self._refuse_within_a_step(sys._getframe(1))
+            return self._step(rows, wanted, n_layers)
+
+    def _refuse_within_a_step(self, frame):
+        """Refuse to compute where a step of this engine is among the callers, from `frame` on.
+
+        The stack cannot be wrong about that; a flag or a lock can, after an interrupt.
+        """
+        steps = Engine._step.__code__, Engine.leave.__code__
+        while frame:
+            if frame.f_code in steps and frame.f_locals["self"] is self:
                 raise KshipraError("the model is asked to compute from within a step of its own "
                                    "(by a signal handler?); call it when that has returned")
-            with self._stepping:
-                return self._step(rows, wanted, n_layers)
+            frame = frame.f_back
 
     def _step(self, rows, wanted, n_layers):
         if self.ops is None:
@@ -7272,7 +7281,8 @@ class Engine:
 
     def leave(self, seq):
         """Take the one token that is begun for computed, as if the other layers added nothing."""
-        with self.turn, self._stepping:
+        with self.turn:
+            self._refuse_within_a_step(sys._getframe(1))
             (token, n_layers, x), = seq.begun
             batch = Batch([(token, len(seq.tokens), seq)], [], seq.pool,
                           (n_layers, self.hparams.n_layers), [x])
