@@ -622,7 +622,7 @@ def test_learned_positions_go_on_with_the_cache_and_end_with_length(tmp_path, de
     generation = model.generate(tokens[:5], temperature=0, ignore_eos=True)
     list(generation)
     assert generation.finish_reason == "length" and len(generation.ids) == 6
-    with pytest.raises(KshipraError, match="11 is more than the 10 positions"):
+    with pytest.raises(KshipraError, match="ctx_size is 11, more than the 10 positions"):
         kshipra.load(path, device=device, ctx_size=11)
 
 
