@@ -241,7 +241,7 @@ def chi_square_z(counts, probs, n):
             rest, rest_p = rest + counts[token], rest_p + p
     if n * rest_p >= 5:
         cells.append((rest, n * rest_p))
-    assert len(cells) > 2 and set(counts) <= set(probs)
+    assert len(cells) > 1 and set(counts) <= set(probs)
     chi2 = math.fsum((found - expected) ** 2 / expected for found, expected in cells)
     dof = len(cells) - 1
     return ((chi2 / dof) ** (1 / 3) - (1 - 2 / (9 * dof))) / math.sqrt(2 / (9 * dof))
