@@ -49,6 +49,7 @@ R: the rows of a batch; a row is one (token, position, sequence) and its line in
 activation.  S: the positions that a row can see.  token: an id; piece: its bytes; text: a
 str.  Weight matrices are (n_out, n_in).  block: a run of quantized weights; page: the unit
 of the cache.  `_bytes`, `_bits`, `_s`: units; `_off`: bytes from the start of a file.
+A name that begins with an underscore is used in its own chapter alone.
 
 MIT License; see the file LICENSE.
 """
@@ -214,7 +215,7 @@ def _bits(shift, width, bit):
 
 
 @functools.lru_cache(maxsize=None)
-def _minus(bias):
+def less_bias(bias):
     """Return the translation of a byte to itself less `bias`, as an int8."""
     return bytes((byte - bias) & 255 for byte in range(256))
 
@@ -238,7 +239,7 @@ def _or(a, b):
 _SPREAD = [bytes((((byte >> i) & 1) << 4) for i in range(8)) for byte in range(256)]
 
 
-class _Field:
+class Field:
     """Where a block keeps one kind of integer, and how to read it from all blocks at once.
 
     runs: where the bits stand; upper: those from bit `upper_bit` of the integers up, if apart
@@ -261,7 +262,7 @@ class _Field:
             out = _or(out, b"".join([_SPREAD[byte] for byte in fifths]))
         if self.book:
             out = out.translate(array("b", self.book).tobytes().ljust(256, b"\0"))
-        return array("b", out.translate(_minus(self.bias)) if self.bias else out)
+        return array("b", out.translate(less_bias(self.bias)) if self.bias else out)
 
     def write(self, data, block_bytes, integers):
         """Put the integers of every block, as they are stored, into `data`, where zeros are."""
@@ -293,7 +294,7 @@ def _read_f16(data, block_bytes, at):
     return f16_to_f32(pairs)
 
 
-def _each(values, n):
+def each_times(values, n):
     """Return an iterator over values, each of them n times."""
     return chain.from_iterable(map(repeat, values, repeat(n)))
 
@@ -313,8 +314,8 @@ class Format:
     sub_len: the weights under one scale, None for the plain floats.
     d_off, m_off: bytes of a block where the scale d and the f16 minimum stand.
     d: what d is: "f16"; "e8m0", a power of two; "ue4m3", a byte for each sub-block, from d_off;
-    or where the bits of an f16 stand, a _BitField
-    codes, scales, mins: fields, see _Field.  Without scales, d is that of all sub-blocks, and
+    or where the bits of an f16 stand, a BitField
+    codes, scales, mins: fields, see Field.  Without scales, d is that of all sub-blocks, and
     likewise the minimum; with them, sub-block s has the scale unit * d * scales[s].
     floats: how plain floats are read.
     supported: whether kshipra reads it; if not, the row serves to list a file's tensors.
@@ -336,7 +337,7 @@ class Format:
             bias = getattr(codes, "bias", 0)
             assert not bias & (bias - 1), "a sum is multiplied by a bias by shifting it"
             for field, n in ((codes, block_len), (scales, block_len // sub_len)):
-                if isinstance(field, _Field):
+                if isinstance(field, Field):
                     lengths = [run[1] for run in field.runs]
                     assert sum(lengths) == n, "a field has an integer for each"
                     assert not any(length % 4 for length in lengths), "kernels read four bytes"
@@ -359,9 +360,9 @@ class Format:
                 out.extend(self._floats(part))
                 continue
             codes, scales, mins = self._unpack(part)
-            weights = map(mul, codes, _each(scales, self.sub_len))
+            weights = map(mul, codes, each_times(scales, self.sub_len))
             if mins:
-                weights = map(add, weights, _each(mins, self.sub_len))
+                weights = map(add, weights, each_times(mins, self.sub_len))
             out.extend(array("f", weights))
         return out
 
@@ -384,13 +385,14 @@ class Format:
         codes = self.codes.read(data, self.block_bytes)
         scales = self._read_d(data)
         if self.d != "ue4m3":
-            scales = _each(scales, self.block_len // self.sub_len)
+            scales = each_times(scales, self.block_len // self.sub_len)
         if self.scales:                         # exact: 11 bits of d times at most 8
             factors = self.scales.read(data, self.block_bytes)
             scales = map(mul, factors, map(mul, scales, repeat(self.unit)))
         if self.m_off is None:
             return codes, array("f", scales), ()
-        mins = _each(_read_f16(data, self.block_bytes, self.m_off), self.block_len // self.sub_len)
+        mins = each_times(_read_f16(data, self.block_bytes, self.m_off),
+                          self.block_len // self.sub_len)
         if self.mins:
             mins = map(mul, self.mins.read(data, self.block_bytes), map(neg, mins))
         return codes, array("f", scales), array("f", mins)
@@ -450,9 +452,9 @@ class Format:
         importance: how much the error of each counts, an array('f') as long as floats, of
         numbers from 0 up; a format whose encoder does not search takes no notice
         """
-        if self.name not in _ENCODERS:
+        if self.name not in ENCODE:
             raise KshipraError(f"kshipra does not write {self.name}; it writes "
-                               + " ".join(_ENCODERS))
+                               + " ".join(ENCODE))
         if not (isinstance(floats, array) and floats.typecode == "f"):
             floats = array("f", floats)
         if len(floats) % self.block_len:
@@ -471,7 +473,7 @@ class Format:
                 raise KshipraError(f"weight {start + at} is {part[at]}; {self.name} is written "
                                    "from finite numbers only")
             try:
-                out.append(_ENCODERS[self.name](self, part, importance and importance[
+                out.append(ENCODE[self.name](self, part, importance and importance[
                     start:start + _PART_LEN]))
             except OverflowError:
                 peak = max(map(abs, part))
@@ -516,45 +518,45 @@ class Format:
 #
 # The fields below say the same.
 
-_K_SCALES = _Field([(4, 4, 0, 6), (12, 4, 0, 4)], upper=[(4, 4, 0, 0), (4, 4, 6, 2)], upper_bit=4)
-_K_MINS = _Field([(8, 4, 0, 6), (12, 4, 4, 4)], upper=[(8, 4, 0, 0), (8, 4, 6, 2)], upper_bit=4)
+_K_SCALES = Field([(4, 4, 0, 6), (12, 4, 0, 4)], upper=[(4, 4, 0, 0), (4, 4, 6, 2)], upper_bit=4)
+_K_MINS = Field([(8, 4, 0, 6), (12, 4, 4, 4)], upper=[(8, 4, 0, 0), (8, 4, 6, 2)], upper_bit=4)
 
 FORMATS = {row.name: row for row in (
     Format("F32", 0, 1, 4, floats=_decode_f32),
     Format("F16", 1, 1, 2, floats=f16_to_f32),
     Format("BF16", 30, 1, 2, floats=bf16_to_f32),
     Format("Q4_0", 2, 32, 18, sub_len=32, d_off=0,
-           codes=_Field([(2, 16, 0, 4), (2, 16, 4, 4)], bias=8)),
+           codes=Field([(2, 16, 0, 4), (2, 16, 4, 4)], bias=8)),
     Format("Q4_1", 3, 32, 20, sub_len=32, d_off=0, m_off=2,
-           codes=_Field([(4, 16, 0, 4), (4, 16, 4, 4)])),
+           codes=Field([(4, 16, 0, 4), (4, 16, 4, 4)])),
     Format("Q5_0", 6, 32, 22, sub_len=32, d_off=0,
-           codes=_Field([(6, 16, 0, 4), (6, 16, 4, 4)], spread=(2, 4), bias=16)),
+           codes=Field([(6, 16, 0, 4), (6, 16, 4, 4)], spread=(2, 4), bias=16)),
     Format("Q5_1", 7, 32, 24, sub_len=32, d_off=0, m_off=2,
-           codes=_Field([(8, 16, 0, 4), (8, 16, 4, 4)], spread=(4, 4))),
+           codes=Field([(8, 16, 0, 4), (8, 16, 4, 4)], spread=(4, 4))),
     Format("Q8_0", 8, 32, 34, sub_len=32, d_off=0,
-           codes=_Field([(2, 32, 0, 8)])),
+           codes=Field([(2, 32, 0, 8)])),
     Format("Q2_K", 10, 256, 84, sub_len=16, d_off=80, m_off=82,
-           codes=_Field([(at, 32, shift, 2) for at in (16, 48) for shift in (0, 2, 4, 6)]),
-           scales=_Field([(0, 16, 0, 4)]),
-           mins=_Field([(0, 16, 4, 4)])),
+           codes=Field([(at, 32, shift, 2) for at in (16, 48) for shift in (0, 2, 4, 6)]),
+           scales=Field([(0, 16, 0, 4)]),
+           mins=Field([(0, 16, 4, 4)])),
     Format("Q3_K", 11, 256, 110, sub_len=16, d_off=108,
-           codes=_Field([(at, 32, shift, 2) for at in (32, 64) for shift in (0, 2, 4, 6)],
+           codes=Field([(at, 32, shift, 2) for at in (32, 64) for shift in (0, 2, 4, 6)],
                         upper=[(0, 32, shift, 1) for shift in range(8)], upper_bit=2, bias=4),
-           scales=_Field([(96, 8, 0, 4), (96, 8, 4, 4)],
+           scales=Field([(96, 8, 0, 4), (96, 8, 4, 4)],
                          upper=[(104, 4, shift, 2) for shift in (0, 2, 4, 6)], upper_bit=4,
                          bias=32)),
     Format("Q4_K", 12, 256, 144, sub_len=32, d_off=0, m_off=2,
-           codes=_Field([(at, 32, shift, 4) for at in range(16, 144, 32) for shift in (0, 4)]),
+           codes=Field([(at, 32, shift, 4) for at in range(16, 144, 32) for shift in (0, 4)]),
            scales=_K_SCALES, mins=_K_MINS),
     Format("Q5_K", 13, 256, 176, sub_len=32, d_off=0, m_off=2,
-           codes=_Field([(at, 32, shift, 4) for at in range(48, 176, 32) for shift in (0, 4)],
+           codes=Field([(at, 32, shift, 4) for at in range(48, 176, 32) for shift in (0, 4)],
                         upper=[(16, 32, shift, 1) for shift in range(8)], upper_bit=4),
            scales=_K_SCALES, mins=_K_MINS),
     Format("Q6_K", 14, 256, 210, sub_len=16, d_off=208,
-           codes=_Field([(at, 64, shift, 4) for at in (0, 64) for shift in (0, 4)],
+           codes=Field([(at, 64, shift, 4) for at in (0, 64) for shift in (0, 4)],
                         upper=[(at, 32, shift, 2) for at in (128, 160) for shift in (0, 2, 4, 6)],
                         upper_bit=4, bias=32),
-           scales=_Field([(192, 16, 0, 8)])),
+           scales=Field([(192, 16, 0, 8)])),
 )}
 
 
@@ -581,7 +583,7 @@ FORMATS = {row.name: row for row in (
 #          0            64     66
 # TQ2_0   |  qs[64]    |  d   |                      2 bits a weight, in columns; code - 1
 #          0            48       52
-# TQ1_0   |  qs[48]    | qh[4] |  d   |              5 weights a byte, see _Trits
+# TQ1_0   |  qs[48]    | qh[4] |  d   |              5 weights a byte, see Trits
 #
 #          0     2
 # IQ2_XXS |  d  | 8 x { 4 indexes of 8 bits, 4 signs of 7, scale of 4 } |
@@ -616,16 +618,16 @@ FORMATS = {row.name: row for row in (
 # 0.0037 at most, where the nearest two are 0.08 apart; d is the largest magnitude / 127.
 # Source: Dettmers et al. (2023), QLoRA, appendix E.
 
-_NF4 = (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+NF4_VALUES = (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
         -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
         0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
         0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0)
-_NF4_BOOK = tuple([round(127 * v) for v in _NF4])
+NF4_BOOK = tuple([round(127 * v) for v in NF4_VALUES])
 
 
 def _int_format(bits, group):
     """Return the row of asymmetric integers of so many bits in groups of so many weights."""
-    codes = _Field({2: [(4, group // 4, shift, 2) for shift in (0, 2, 4, 6)],
+    codes = Field({2: [(4, group // 4, shift, 2) for shift in (0, 2, 4, 6)],
                     4: [(at, 16, shift, 4) for at in range(4, 4 + group // 2, 16)
                         for shift in (0, 4)],
                     8: [(at, 32, 0, 8) for at in range(4, 4 + group, 32)]}[bits])
@@ -633,7 +635,7 @@ def _int_format(bits, group):
                   m_off=2, codes=codes)
 
 
-_IQ4_BOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+IQ4_BOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _E2M1_BOOK = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 # Half of the float that each byte is: 0eeeefff, a NaN as 0.  ggml takes no notice of bit 7.
@@ -696,7 +698,7 @@ def grid(name):
                        for p in patterns for i in range(length)])
 
 
-class _BitField:
+class BitField:
     """Integers that stand anywhere in a block, drawn by their bits.
 
     parts: (width, first bit, (count, step), ...), the lowest bits of the integers first; steps
@@ -751,10 +753,10 @@ _SIGNS = [bytes(byte >> i & 1 for i in range(8)) for byte in range(256)]
 _EVEN_SIGNS = [_SIGNS[i | (bin(i).count("1") & 1) << 7] for i in range(128)]
 
 
-class _GridCodes:
+class GridCodes:
     """Codes that an index chooses by the pattern.
 
-    grid: its name   index, signs: _BitField; without signs the pattern has its own
+    grid: its name   index, signs: BitField; without signs the pattern has its own
     even: whether the signs are seven bits
     shift: whether the upper half of the indexes means the grid less 1, the lower the grid plus 1
     """
@@ -784,7 +786,7 @@ class _GridCodes:
         return array("b", codes)
 
 
-class _Trits:
+class Trits:
     """Codes -1, 0, 1, five to a byte: digits of base 3, read as a fraction of 256.
 
     A byte b is near 256 * (0.abcde in base 3).  Three times b has the digit a above bit 7, and
@@ -802,7 +804,7 @@ class _Trits:
         out = b"".join([column[start + at:start + end]
                         for start in range(0, len(data), block_bytes)
                         for column, at, end in parts])
-        return array("b", out.translate(_minus(1)))
+        return array("b", out.translate(less_bias(1)))
 
     def write(self, data, block_bytes, integers):
         """Put the digits 0, 1, 2 of every block into `data`: as a fraction, rounded up."""
@@ -818,52 +820,52 @@ class _Trits:
 
 FORMATS.update((row.name, row) for row in (
     Format("IQ4_NL", 20, 32, 18, sub_len=32, d_off=0,
-           codes=_Field([(2, 16, 0, 4), (2, 16, 4, 4)], book=_IQ4_BOOK)),
+           codes=Field([(2, 16, 0, 4), (2, 16, 4, 4)], book=IQ4_BOOK)),
     Format("MXFP4", 39, 32, 17, sub_len=32, d_off=0, d="e8m0",
-           codes=_Field([(1, 16, 0, 4), (1, 16, 4, 4)], book=_E2M1_BOOK)),
+           codes=Field([(1, 16, 0, 4), (1, 16, 4, 4)], book=_E2M1_BOOK)),
     Format("NVFP4", 40, 64, 36, sub_len=16, d_off=0, d="ue4m3",
-           codes=_Field([(at, 8, shift, 4) for at in range(4, 36, 8) for shift in (0, 4)],
+           codes=Field([(at, 8, shift, 4) for at in range(4, 36, 8) for shift in (0, 4)],
                         book=_E2M1_BOOK)),
     Format("IQ4_XS", 23, 256, 136, sub_len=32, d_off=0,
-           codes=_Field([(at, 16, shift, 4) for at in range(8, 136, 16) for shift in (0, 4)],
-                        book=_IQ4_BOOK),
-           scales=_BitField((4, 32, (8, 4)), (2, 16, (8, 2)), bias=32)),
+           codes=Field([(at, 16, shift, 4) for at in range(8, 136, 16) for shift in (0, 4)],
+                        book=IQ4_BOOK),
+           scales=BitField((4, 32, (8, 4)), (2, 16, (8, 2)), bias=32)),
     Format("TQ2_0", 35, 256, 66, sub_len=32, d_off=64,
-           codes=_Field([(at, 32, shift, 2) for at in (0, 32) for shift in (0, 2, 4, 6)], bias=1)),
+           codes=Field([(at, 32, shift, 2) for at in (0, 32) for shift in (0, 2, 4, 6)], bias=1)),
     Format("TQ1_0", 34, 256, 54, sub_len=32, d_off=52,
-           codes=_Trits((0, 32, 5), (32, 16, 5), (48, 4, 4))),
+           codes=Trits((0, 32, 5), (32, 16, 5), (48, 4, 4))),
     Format("IQ2_XXS", 16, 256, 66, sub_len=32, d_off=0, unit=1 / 8,
-           codes=_GridCodes("IQ2_XXS", index=_BitField((8, 16, (8, 64), (4, 8))),
-                            signs=_BitField((7, 48, (8, 64), (4, 7))), even=True),
-           scales=_BitField((4, 76, (8, 64)), odd=True)),
+           codes=GridCodes("IQ2_XXS", index=BitField((8, 16, (8, 64), (4, 8))),
+                            signs=BitField((7, 48, (8, 64), (4, 7))), even=True),
+           scales=BitField((4, 76, (8, 64)), odd=True)),
     Format("IQ2_XS", 17, 256, 74, sub_len=16, d_off=0, unit=1 / 8,
-           codes=_GridCodes("IQ2_XS", index=_BitField((9, 16, (32, 16))),
-                            signs=_BitField((7, 25, (32, 16))), even=True),
-           scales=_BitField((4, 528, (16, 4)), odd=True)),
+           codes=GridCodes("IQ2_XS", index=BitField((9, 16, (32, 16))),
+                            signs=BitField((7, 25, (32, 16))), even=True),
+           scales=BitField((4, 528, (16, 4)), odd=True)),
     Format("IQ2_S", 22, 256, 82, sub_len=16, d_off=0, unit=1 / 8,
-           codes=_GridCodes("IQ2_S", index=_BitField((8, 16, (32, 8)), (2, 528, (32, 2))),
-                            signs=_BitField((8, 272, (32, 8)))),
-           scales=_BitField((4, 592, (16, 4)), odd=True)),
+           codes=GridCodes("IQ2_S", index=BitField((8, 16, (32, 8)), (2, 528, (32, 2))),
+                            signs=BitField((8, 272, (32, 8)))),
+           scales=BitField((4, 592, (16, 4)), odd=True)),
     Format("IQ3_XXS", 18, 256, 98, sub_len=32, d_off=0, unit=1 / 4,
-           codes=_GridCodes("IQ3_XXS", index=_BitField((8, 16, (64, 8))),
-                            signs=_BitField((7, 528, (8, 32), (4, 7))), even=True),
-           scales=_BitField((4, 556, (8, 32)), odd=True)),
+           codes=GridCodes("IQ3_XXS", index=BitField((8, 16, (64, 8))),
+                            signs=BitField((7, 528, (8, 32), (4, 7))), even=True),
+           scales=BitField((4, 556, (8, 32)), odd=True)),
     Format("IQ3_S", 21, 256, 110, sub_len=32, d_off=0,
-           codes=_GridCodes("IQ3_S", index=_BitField((8, 16, (64, 8)), (1, 528, (64, 1))),
-                            signs=_BitField((8, 592, (32, 8)))),
-           scales=_BitField((4, 848, (8, 4)), odd=True)),
+           codes=GridCodes("IQ3_S", index=BitField((8, 16, (64, 8)), (1, 528, (64, 1))),
+                            signs=BitField((8, 592, (32, 8)))),
+           scales=BitField((4, 848, (8, 4)), odd=True)),
     Format("IQ1_S", 19, 256, 50, sub_len=32, d_off=0, unit=1 / 8,
-           codes=_GridCodes("IQ1_S", shift=True, index=_BitField(
+           codes=GridCodes("IQ1_S", shift=True, index=BitField(
                (8, 16, (32, 8)), (3, 272, (8, 16), (4, 3)), (1, 287, (8, 16), (4, 0)))),
-           scales=_BitField((3, 284, (8, 16)), odd=True)),
+           scales=BitField((3, 284, (8, 16)), odd=True)),
     Format("IQ1_M", 29, 256, 56, sub_len=16, unit=1 / 8,
-           d=_BitField((4, 396), (4, 412), (4, 428), (4, 444)),
-           codes=_GridCodes("IQ1_S", shift=True, index=_BitField(
+           d=BitField((4, 396), (4, 412), (4, 428), (4, 444)),
+           codes=GridCodes("IQ1_S", shift=True, index=BitField(
                (8, 0, (32, 8)), (3, 256, (32, 4)), (1, 259, (32, 4)))),
-           scales=_BitField((3, 384, (4, 16), (4, 3)), odd=True)),
+           scales=BitField((3, 384, (4, 16), (4, 3)), odd=True)),
     Format("NF4", None, 64, 34, sub_len=32, d_off=0,
-           codes=_Field([(at, 16, shift, 4) for at in (2, 18) for shift in (0, 4)],
-                        book=_NF4_BOOK)),
+           codes=Field([(at, 16, shift, 4) for at in (2, 18) for shift in (0, 4)],
+                        book=NF4_BOOK)),
     *[_int_format(bits, group) for bits in (2, 4, 8) for group in (32, 64, 128)],
 ))
 FORMAT_BY_ID = {row.type_id: row for row in FORMATS.values() if row.type_id is not None}
@@ -893,7 +895,7 @@ LISTED_FORMATS = {row.name: row for row in (
 # Source: ggml-quants.c, quantize_row_*_ref, make_qx_quants, make_qkx2_quants, make_q3_quants,
 # quantize_row_iq4_nl_impl.
 
-_NOTHING = array("f", [1e-15])[0]               # weights that span less are all one number
+NOTHING = array("f", [1e-15])[0]               # weights that span less are all one number
 
 
 def _f32s(op, *columns):
@@ -950,7 +952,7 @@ def _inverse(d):
 def _scaled(floats, ds, n=32):
     """Return every x * (1/d) with its block's d."""
     inverses = array("f", map(_inverse, ds))
-    return _f32s(mul, floats, _each(inverses, n))
+    return _f32s(mul, floats, each_times(inverses, n))
 
 
 def _peak(block):
@@ -987,7 +989,7 @@ def _encode_bf16(format, floats, importance):
     return array("H", halves).tobytes()
 
 
-def _encode_around_zero(format, floats, importance):
+def encode_around_zero(format, floats, importance):
     """Q4_0, Q5_0: the weight of largest magnitude gets code 0, and d its sign."""
     top = format.codes.bias
     ds = array("f", [_peak(block) / -top for block in _blocks(floats)])
@@ -995,7 +997,7 @@ def _encode_around_zero(format, floats, importance):
     return format.pack(_round_down(shifted, 2 * top - 1), ds)
 
 
-def _encode_above_minimum(format, floats, importance):
+def encode_above_minimum(format, floats, importance):
     """Q4_1, Q5_1: codes count up from the minimum."""
     top = 31 if format.codes.spread else 15
     ms = _f32s(min, *_columns(floats, 32))
@@ -1003,11 +1005,11 @@ def _encode_above_minimum(format, floats, importance):
     if not _all_finite(spans):
         raise OverflowError
     ds = array("f", [span / top for span in spans])
-    shifted = _f32s(add, _scaled(_f32s(sub, floats, _each(ms, 32)), ds), repeat(0.5))
+    shifted = _f32s(add, _scaled(_f32s(sub, floats, each_times(ms, 32)), ds), repeat(0.5))
     return format.pack(_round_down(shifted, top), ds, ms)
 
 
-def _encode_q8_0(format, floats, importance):
+def encode_q8_0(format, floats, importance):
     ds = array("f", [abs(_peak(block)) / 127 for block in _blocks(floats)])
     return format.pack(array("b", _round_away(_scaled(floats, ds))).tobytes(), ds)
 
@@ -1047,7 +1049,7 @@ def _weights(format, floats, importance, plain):
     run = format.sub_len if format.scales else n
     totals = _total(_columns(_total(_columns(squares, run)), n // run))
     means = array("f", [total * (2 / n) for total in totals])
-    return _f32s(mul, importance, _f32s(math.sqrt, _f32s(add, squares, _each(means, n))))
+    return _f32s(mul, importance, _f32s(math.sqrt, _f32s(add, squares, each_times(means, n))))
 
 
 def _search_minimum(x, w, top, tries, magnitude):
@@ -1059,7 +1061,7 @@ def _search_minimum(x, w, top, tries, magnitude):
     """
     lows, highs = array("f", [min(v, 0.0) for v in map(min, *x)]), array("f", map(max, *x))
     spans = _f32s(sub, highs, lows)
-    live = [span >= _NOTHING for span in spans]
+    live = [span >= NOTHING for span in spans]
     sum_w, sum_x = _total(w), _inner(w, x)
 
     def spread(numerator):
@@ -1106,7 +1108,7 @@ def _search_scale(x, w, tries, nearest):
     if it is better
     """
     peaks = array("f", map(_peak, zip(*x)))
-    live = [abs(peak) >= _NOTHING for peak in peaks]
+    live = [abs(peak) >= NOTHING for peak in peaks]
     wx, best, scales = [_f32s(mul, a, b) for a, b in zip(w, x)], None, None
     for code in tries:
         inverses = array("f", [code / peak if ok else 0.0 for peak, ok in zip(peaks, live)])
@@ -1124,14 +1126,14 @@ def _search_scale(x, w, tries, nearest):
     return scales
 
 
-def _search_q3(x, w):
+def search_q3(x, w):
     """Return scales as _search_scale does, for codes -4..3.
 
     From the plain codes on, one weight after the other takes the code that suits it best, the
     other codes being what they are, in five rounds.
     """
     peaks = array("f", map(_peak, zip(*x)))
-    inverses = array("f", [-4 / peak if abs(peak) >= _NOTHING else 0.0 for peak in peaks])
+    inverses = array("f", [-4 / peak if abs(peak) >= NOTHING else 0.0 for peak in peaks])
     codes = [_nearest(_f32s(mul, inverses, column), -4.0, 3.0) for column in x]
     wx = [_f32s(mul, a, b) for a, b in zip(w, x)]
     sum_cx, sum_cc = _inner(wx, codes), _inner(w, codes, codes)
@@ -1161,36 +1163,36 @@ def _second_level(values, n, weights, top, lowest, highest):
     """
     columns = _columns(values, n)
     if weights is None:
-        ds = array("f", [peak / top if abs(peak) >= _NOTHING else 0.0
+        ds = array("f", [peak / top if abs(peak) >= NOTHING else 0.0
                          for peak in map(_peak, zip(*columns))])
     else:
-        ds = _search_scale(columns, _columns(weights, n), _evenly(top - 0.9, 0.1, 18),
+        ds = _search_scale(columns, _columns(weights, n), evenly(top - 0.9, 0.1, 18),
                            lambda column: _nearest(column, lowest, highest))
     inverses = array("f", map(_inverse, ds))
-    integers = _nearest(_f32s(mul, _each(inverses, n), values), lowest, highest)
+    integers = _nearest(_f32s(mul, each_times(inverses, n), values), lowest, highest)
     return integers, f16_to_f32(_f16s(ds))
 
 
-def _encode_k_minimum(top, tries, limit, magnitude, format, floats, importance):
+def encode_k_minimum(top, tries, limit, magnitude, format, floats, importance):
     """Q2_K, Q4_K, Q5_K.   limit: the scales' and minimums' integers are 0..limit"""
     sub_len, n = format.sub_len, format.block_len // format.sub_len
     x, plain = _columns(floats, sub_len), _f32s(abs, floats)
     if not magnitude:
         means = _f32s(math.sqrt, array("f", [v * (1 / sub_len) for v in _inner(x, x)]))
-        plain = _f32s(add, _each(means, sub_len), plain)
+        plain = _f32s(add, each_times(means, sub_len), plain)
     w = _columns(_weights(format, floats, importance, plain), sub_len)
     scales, lows = _search_minimum(x, w, top, tries, magnitude)
     sums = None if importance is None else _total(w)
     (scales, ds), (mins, ms) = [
         _second_level(_f32s(max, v, repeat(0.0)), n, sums, limit, 0, limit)
         for v in (scales, _f32s(neg, lows))]
-    d, m = _f32s(mul, _each(ds, n), scales), _f32s(mul, _each(ms, n), mins)
+    d, m = _f32s(mul, each_times(ds, n), scales), _f32s(mul, each_times(ms, n), mins)
     d = [v or math.inf for v in d]              # no scale: any code will do
     codes = [_nearest(_f32s(truediv, _f32s(add, column, m), d), 0, top) for column in x]
     return format.pack(_rows(codes), ds, ms, _rows([scales]), _rows([mins]))
 
 
-def _encode_k_scale(search, limit, index, format, floats, importance):
+def encode_k_scale(search, limit, index, format, floats, importance):
     """Q3_K, Q6_K, IQ4_XS.   limit: the scales' integers are -limit .. limit - 1
 
     index: function of a column, in units of its scale, that returns codes as they are stored
@@ -1201,58 +1203,58 @@ def _encode_k_scale(search, limit, index, format, floats, importance):
     scales = search(x, w)
     scales, ds = _second_level(scales, n, None if importance is None else _total(w),
                                -limit, -limit, limit - 1)
-    d = [v or math.inf for v in _f32s(mul, _each(ds, n), scales)]
+    d = [v or math.inf for v in _f32s(mul, each_times(ds, n), scales)]
     codes = [index(_f32s(truediv, column, d)) for column in x]
     bias = format.scales.bias
     return format.pack(_rows(codes), ds, (), _rows([[v + bias for v in scales]]))
 
 
-def _encode_iq4_nl(format, floats, importance):
+def encode_iq4_nl(format, floats, importance):
     x, squares = _columns(floats, 32), _f32s(mul, floats, floats)
     w = _columns(_weights(format, floats, importance, squares), 32)
-    ds = _search_iq4(x, w)
+    ds = search_iq4(x, w)
     inverses = array("f", map(_inverse, ds))
     return format.pack(_rows([_iq4_index(_f32s(mul, column, inverses)) for column in x]), ds)
 
 
-_IQ4_LIMITS = [(a + b) / 2 for a, b in zip(_IQ4_BOOK, _IQ4_BOOK[1:])]
+IQ4_LIMITS = [(a + b) / 2 for a, b in zip(IQ4_BOOK, IQ4_BOOK[1:])]
 
 
 def _iq4_index(column):
     """Return the numbers of the nearest entries of IQ4_NL's codebook, the larger on a tie."""
-    return [bisect.bisect_right(_IQ4_LIMITS, v) for v in column]
+    return [bisect.bisect_right(IQ4_LIMITS, v) for v in column]
 
 
-_IQ4_TRIES = [127] + [i - 127 for i in range(-7, 8)]
+IQ4_TRIES = [127] + [i - 127 for i in range(-7, 8)]
 
 
-def _search_iq4(x, w):
-    return _search_scale(x, w, _IQ4_TRIES, lambda column: array(
-        "f", [_IQ4_BOOK[i] for i in _iq4_index(column)]))
+def search_iq4(x, w):
+    return _search_scale(x, w, IQ4_TRIES, lambda column: array(
+        "f", [IQ4_BOOK[i] for i in _iq4_index(column)]))
 
 
-def _search_q6(x, w):
-    return _search_scale(x, w, _Q6_TRIES, lambda column: _nearest(column, -32.0, 31.0))
+def search_q6(x, w):
+    return _search_scale(x, w, Q6_TRIES, lambda column: _nearest(column, -32.0, 31.0))
 
 
-_Q6_TRIES = array("f", [-32.0] + [-32 - 0.1 * i for i in range(-9, 10) if i])
+Q6_TRIES = array("f", [-32.0] + [-32 - 0.1 * i for i in range(-9, 10) if i])
 
 
-def _encode_nf4(format, floats, importance):
+def encode_nf4(format, floats, importance):
     ds = _f32s(abs, [_peak(block) / 127 for block in _blocks(floats, 64)])
-    limits = [(a + b) / 2 for a, b in zip(_NF4_BOOK, _NF4_BOOK[1:])]
+    limits = [(a + b) / 2 for a, b in zip(NF4_BOOK, NF4_BOOK[1:])]
     scaled = _scaled(floats, ds, 64)
     return format.pack(bytes([bisect.bisect_right(limits, v) for v in scaled]), ds)
 
 
-def _encode_int(format, floats, importance):
+def encode_int(format, floats, importance):
     """INT2, INT4, INT8.  The first two search; of 256 codes the plain spread is good enough."""
     group = format.block_len
     x = _columns(floats, group)
     w = _columns(_weights(format, floats, importance, array("f", [1.0]) * len(floats)), group)
     bits = 8 * (format.block_bytes - 4) // group
     top = 2 ** bits - 1
-    ds, ms = _search_minimum(x, w, top, _int_tries(bits), False)
+    ds, ms = _search_minimum(x, w, top, int_tries(bits), False)
     if bits == 8:
         ms = _f32s(add, ms, [128 * d for d in ds])
     data = format.pack(bytes(len(floats)), ds, ms)
@@ -1264,8 +1266,8 @@ def _encode_int(format, floats, importance):
     return format.pack(_rows(codes), ds, ms)
 
 
-def _int_tries(bits):
-    return array("f") if bits == 8 else _evenly(2 ** bits - 2, 0.1, 20)
+def int_tries(bits):
+    return array("f") if bits == 8 else evenly(2 ** bits - 2, 0.1, 20)
 
 
 def _biased(column, low, high):
@@ -1273,27 +1275,27 @@ def _biased(column, low, high):
     return [v - low for v in _nearest(column, low, high)]
 
 
-def _evenly(first, step, n):
+def evenly(first, step, n):
     return array("f", [first + step * i for i in range(n + 1)])
 
 
-_ENCODERS = {
+ENCODE = {
     "F32": lambda format, floats, importance: floats.tobytes(),
     "F16": lambda format, floats, importance: _f16s(floats),
     "BF16": _encode_bf16,
-    "Q4_0": _encode_around_zero, "Q5_0": _encode_around_zero,
-    "Q4_1": _encode_above_minimum, "Q5_1": _encode_above_minimum,
-    "Q8_0": _encode_q8_0,
-    "Q2_K": functools.partial(_encode_k_minimum, 3, _evenly(2.5, 0.1, 15), 15, True),
-    "Q4_K": functools.partial(_encode_k_minimum, 15, _evenly(14.0, 0.1, 20), 63, False),
-    "Q5_K": functools.partial(_encode_k_minimum, 31, _evenly(30.5, 0.1, 15), 63, False),
-    "Q3_K": functools.partial(_encode_k_scale, _search_q3, 32, lambda v: _biased(v, -4, 3)),
-    "Q6_K": functools.partial(_encode_k_scale, _search_q6, 128, lambda v: _biased(v, -32, 31)),
-    "IQ4_XS": functools.partial(_encode_k_scale, _search_iq4, 32, _iq4_index),
-    "IQ4_NL": _encode_iq4_nl, "MXFP4": _encode_mxfp4,
-    "TQ1_0": _encode_ternary, "TQ2_0": _encode_ternary, "NF4": _encode_nf4,
+    "Q4_0": encode_around_zero, "Q5_0": encode_around_zero,
+    "Q4_1": encode_above_minimum, "Q5_1": encode_above_minimum,
+    "Q8_0": encode_q8_0,
+    "Q2_K": functools.partial(encode_k_minimum, 3, evenly(2.5, 0.1, 15), 15, True),
+    "Q4_K": functools.partial(encode_k_minimum, 15, evenly(14.0, 0.1, 20), 63, False),
+    "Q5_K": functools.partial(encode_k_minimum, 31, evenly(30.5, 0.1, 15), 63, False),
+    "Q3_K": functools.partial(encode_k_scale, search_q3, 32, lambda v: _biased(v, -4, 3)),
+    "Q6_K": functools.partial(encode_k_scale, search_q6, 128, lambda v: _biased(v, -32, 31)),
+    "IQ4_XS": functools.partial(encode_k_scale, search_iq4, 32, _iq4_index),
+    "IQ4_NL": encode_iq4_nl, "MXFP4": _encode_mxfp4,
+    "TQ1_0": _encode_ternary, "TQ2_0": _encode_ternary, "NF4": encode_nf4,
 }
-_ENCODERS.update((name, _encode_int) for name in FORMATS if name.startswith("INT"))
+ENCODE.update((name, encode_int) for name in FORMATS if name.startswith("INT"))
 
 
 # ---------------------------------------------------------------------------------------
@@ -1326,7 +1328,7 @@ _LEAST_INFO_BYTES = 8 + 4 + 8 + 4 + 8                       # length of name, n_
 _MAX_COUNT = 1 << 20                                        # tensors, metadata keys
 _MAX_ARRAY = 1 << 24                                        # elements of a metadata array
 _MAX_JSON_BYTES = 100_000_000                               # as in the safetensors library
-_SAFETENSORS_FLOATS = ("F32", "F16", "BF16")
+SAFETENSORS_FLOATS = ("F32", "F16", "BF16")
 _NOT_A_MODEL = {                                            # first bytes: what such a file is
     b"version https://git-lfs": "a Git LFS pointer, not the file that it names; run git lfs pull",
     b"<!doctype html": "a web page; the download gave an error or asked for a login",
@@ -1339,7 +1341,7 @@ _NOT_A_MODEL = {                                            # first bytes: what 
                     "of GGML's time before GGUF; take a newer file, or convert the model again")}
 
 
-def _quote(value):
+def quote(value):
     """Return a name from a file, or a parameter, as a message may show it: one line, not long."""
     try:
         text = repr(value)
@@ -1353,14 +1355,14 @@ def check_whole(name, value, low, high=math.inf):
     if isinstance(value, bool) or not hasattr(type(value), "__index__") \
             or not low <= (n := operator.index(value)) <= high:
         wanted = f"from {low} up" if high == math.inf else f"of {low} to {high}"
-        raise KshipraError(f"{name} is {_quote(value)}; a whole number {wanted} is needed")
+        raise KshipraError(f"{name} is {quote(value)}; a whole number {wanted} is needed")
     return n
 
 
 def check_choice(name, value, choices):
     """Refuse a parameter that is none of the choices, whatever its type."""
     if not isinstance(value, str) or value not in choices:
-        raise KshipraError(f"{name} {_quote(value)} is unknown; use one of {', '.join(choices)}")
+        raise KshipraError(f"{name} {quote(value)} is unknown; use one of {', '.join(choices)}")
 
 
 def check_path(path):
@@ -1368,18 +1370,18 @@ def check_path(path):
     try:
         return os.fsdecode(path)
     except TypeError:
-        raise KshipraError(f"path is {_quote(path)}; a str or os.PathLike is needed") from None
+        raise KshipraError(f"path is {quote(path)}; a str or os.PathLike is needed") from None
 
 
-def _shown(name):
+def shown(name):
     """Return a name from a file as a listing may show it: quoted where a terminal could obey."""
-    return name if name.isprintable() else _quote(name)
+    return name if name.isprintable() else quote(name)
 
 
-def _is_file(path):
+def is_file(path):
     """Return whether path is a file.  A link to nothing, as a hub's cache leaves, is refused."""
     if os.path.islink(path) and not os.path.exists(path):
-        raise KshipraError(f"the link points to nothing, {_quote(os.readlink(path))}; the "
+        raise KshipraError(f"the link points to nothing, {quote(os.readlink(path))}; the "
                            "download is not complete, so fetch the model again", path)
     return os.path.isfile(path)
 
@@ -1398,7 +1400,7 @@ def _map_file(path):
     It cannot be written: a map that could be counts as data of this process, though it takes
     nothing, and systems limit that.
     """
-    if not _is_file(path):
+    if not is_file(path):
         found = "a directory or device" if os.path.exists(path) else "no such file"
         raise KshipraError(f"{found}, where a model file is needed; check the path", path)
     try:
@@ -1448,7 +1450,7 @@ class Tensor:
         self.offset, self.path = offset, path
         self.strides = _row_major(self.shape) if strides is None else tuple(strides)
         if strides is None and format.block_len and len(self._data) != format.n_bytes(self.size):
-            raise KshipraError(f"tensor {_quote(name)} of type {format.name} and shape {shape} "
+            raise KshipraError(f"tensor {quote(name)} of type {format.name} and shape {shape} "
                                f"needs {format.n_bytes(self.size)} bytes, against "
                                f"{len(self._data)}", path, offset)
 
@@ -1464,7 +1466,7 @@ class Tensor:
     def data(self) -> memoryview:
         """The bytes, from the first element to the last.  Raises if kshipra lacks the format."""
         if not self.format.supported:
-            raise KshipraError(f"tensor {_quote(self.name)} is of type {self.format.name}, which "
+            raise KshipraError(f"tensor {quote(self.name)} is of type {self.format.name}, which "
                                "kshipra does not compute with; take a file with another "
                                "quantization", self.path, self.offset)
         return self._data
@@ -1519,7 +1521,7 @@ class Tensor:
             if isinstance(at, slice):
                 places = range(n)[at]
                 if places.step < 1:
-                    raise IndexError(f"step {places.step} of {_quote(self.name)} is not positive")
+                    raise IndexError(f"step {places.step} of {quote(self.name)} is not positive")
                 shape.append(len(places))
                 strides.append(stride * places.step)
                 first += places.start * stride if places else 0
@@ -1535,7 +1537,7 @@ class Tensor:
         end = first + span if math.prod(shape) else first
         whole = self.data
         if first % self.format.block_len or end % self.format.block_len:
-            raise KshipraError(f"tensor {_quote(self.name)}: elements {first} to {end} cut a "
+            raise KshipraError(f"tensor {quote(self.name)}: elements {first} to {end} cut a "
                                f"{self.format.name} block of {self.format.block_len}", self.path)
         start_bytes = self.format.n_bytes(first)
         data = whole[start_bytes:self.format.n_bytes(end)]
@@ -1616,7 +1618,7 @@ class _Cursor:
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
-            self.fail(f"{what} is not UTF-8: {_quote(raw)}", start)
+            self.fail(f"{what} is not UTF-8: {quote(raw)}", start)
 
     def strings(self, n, what):
         """Return n strings as Strings.  The loop checks nothing: a false length runs past
@@ -1709,7 +1711,7 @@ def _gguf_metadata(cursor, n_pairs):
     for i in range(n_pairs):
         start = cursor.off
         key = cursor.name(f"metadata key {i} of {n_pairs}")
-        what = f"metadata key {_quote(key)}"
+        what = f"metadata key {quote(key)}"
         if key in metadata:
             cursor.fail(f"{what} is a duplicate: it stands here a second time", start)
         (kind,) = cursor.numbers("I", what)
@@ -1732,7 +1734,7 @@ def _gguf_infos(cursor, n_tensors):
     for i in range(n_tensors):
         start = cursor.off
         name = cursor.name(f"the name of tensor {i} of {n_tensors}")
-        what = f"tensor {_quote(name)}"
+        what = f"tensor {quote(name)}"
         if name in infos:
             cursor.fail(f"{what} is a duplicate: it stands here a second time", start)
         (n_dims,) = cursor.numbers("I", what)
@@ -1759,7 +1761,7 @@ def _gguf_tensors(cursor, infos, alignment):
     data_off = -(-cursor.off // alignment) * alignment
     tensors = {}
     for name, (format, shape, offset, at) in infos.items():
-        what = f"tensor {_quote(name)}"
+        what = f"tensor {quote(name)}"
         if offset % alignment:
             cursor.fail(f"{what}: offset {offset} is no multiple of the alignment {alignment}", at)
         start = data_off + offset
@@ -1773,7 +1775,7 @@ def _gguf_tensors(cursor, infos, alignment):
     before, end = "", data_off
     for t in sorted((t for t in tensors.values() if t.n_bytes), key=lambda t: t.offset):
         if t.offset < end:
-            cursor.fail(f"tensor {_quote(t.name)} overlaps tensor {_quote(before)}; the file is "
+            cursor.fail(f"tensor {quote(t.name)} overlaps tensor {quote(before)}; the file is "
                         "damaged, so fetch or convert it again", infos[t.name][3])
         before, end = t.name, t.offset + t.n_bytes
     return tensors
@@ -1782,7 +1784,7 @@ def _gguf_tensors(cursor, infos, alignment):
 def _gguf_alignment(metadata, path):
     alignment = metadata.get("general.alignment", _GGUF_ALIGNMENT)
     if type(alignment) is not int or not 8 <= alignment <= 1 << 24 or alignment & alignment - 1:
-        raise KshipraError(f"general.alignment is {_quote(alignment)}, against a power of two of "
+        raise KshipraError(f"general.alignment is {quote(alignment)}, against a power of two of "
                            f"8 to {1 << 24}", path)
     return alignment
 
@@ -1821,26 +1823,26 @@ class GGUF:
             what = {"adapter": "a LoRA adapter, which changes a model", "imatrix": "an importance "
                     "matrix, which helps to quantize a model", "mmproj": "a projector of images "
                     "or sound, which goes with a model"}.get(str(kind))
-            raise KshipraError(f"general.type is {_quote(kind)}: this is "
+            raise KshipraError(f"general.type is {quote(kind)}: this is "
                                f"{what or 'not a model'}; give the file of the model itself",
                                self.path)
 
     def _add_parts(self, n_parts):
         """Add the tensors of NAME-00002-of-0000N.gguf and so on."""
         if type(n_parts) is not int or not 1 < n_parts <= 99999:
-            raise KshipraError(f"split.count is {_quote(n_parts)}, against 1 to 99999", self.path)
+            raise KshipraError(f"split.count is {quote(n_parts)}, against 1 to 99999", self.path)
         ending = f"-00001-of-{n_parts:05d}.gguf"
         if not self.path.endswith(ending):
             raise KshipraError(f"a part of a model split in {n_parts}, but its name does not end "
                                f"in {ending}; open the first part, under its own name", self.path)
         for i in range(2, n_parts + 1):
             part = self.path[:-len(ending)] + f"-{i:05d}-of-{n_parts:05d}.gguf"
-            if not _is_file(part):
+            if not is_file(part):
                 raise KshipraError(f"the model is split in {n_parts} files and "
                                    f"{os.path.basename(part)} is missing; fetch it too", self.path)
             for name, tensor in _read_gguf(part, _map_file(part))[2].items():
                 if name in self.tensors:
-                    raise KshipraError(f"tensor {_quote(name)} is a duplicate: another part of "
+                    raise KshipraError(f"tensor {quote(name)} is a duplicate: another part of "
                                        "the split model has it too", part)
                 self.tensors[name] = tensor
 
@@ -1852,7 +1854,7 @@ def _parse_object(raw, what, path, offset=None):
         if len(found) != len(pairs):
             seen = set()
             twice = next(name for name, _ in pairs if name in seen or seen.add(name))
-            raise KshipraError(f"{what} has a duplicate name {_quote(twice)}", path, offset)
+            raise KshipraError(f"{what} has a duplicate name {quote(twice)}", path, offset)
         return found
     try:
         value = json.loads(bytes(raw).decode("utf-8"), object_pairs_hook=unique)
@@ -1878,19 +1880,19 @@ def _are_counts(values):
 
 def _safetensors_tensor(name, info, view, data_off, cursor):
     """Return the Tensor of one header entry {dtype, shape, data_offsets}."""
-    what = f"tensor {_quote(name)}"
+    what = f"tensor {quote(name)}"
     if type(info) is not dict:
         cursor.fail(f"{what}: its entry in the header is no JSON object", 8)
     dtype, shape, offsets = (info.get(key) for key in ("dtype", "shape", "data_offsets"))
     format = None
     if type(dtype) is str:
-        format = FORMATS[dtype] if dtype in _SAFETENSORS_FLOATS else LISTED_FORMATS.get(dtype)
+        format = FORMATS[dtype] if dtype in SAFETENSORS_FLOATS else LISTED_FORMATS.get(dtype)
     if format is None or format.block_len != 1:
-        cursor.fail(f"{what}: dtype {_quote(dtype)} is unknown", 8)
+        cursor.fail(f"{what}: dtype {quote(dtype)} is unknown", 8)
     if not _are_counts(shape):
-        cursor.fail(f"{what}: shape {_quote(shape)} is no list of sizes, integers from 0 up", 8)
+        cursor.fail(f"{what}: shape {quote(shape)} is no list of sizes, integers from 0 up", 8)
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        cursor.fail(f"{what}: data_offsets {_quote(offsets)} are no pair of integers, begin and "
+        cursor.fail(f"{what}: data_offsets {quote(offsets)} are no pair of integers, begin and "
                     "end", 8)
     start, end = offsets
     if data_off + end > len(view):
@@ -1898,8 +1900,8 @@ def _safetensors_tensor(name, info, view, data_off, cursor):
                     f"file, {len(view)} bytes; the file is truncated, so fetch it again", 8)
     n_bytes = format.n_bytes(math.prod(shape))
     if n_bytes != end - start:
-        cursor.fail(f"{what}: dtype {dtype} and shape {_quote(tuple(shape))} need "
-                    f"{_quote(n_bytes)} bytes, against the {end - start} of its data_offsets", 8)
+        cursor.fail(f"{what}: dtype {dtype} and shape {quote(tuple(shape))} need "
+                    f"{quote(n_bytes)} bytes, against the {end - start} of its data_offsets", 8)
     data = view[data_off + start:data_off + end]
     return Tensor(name, format, shape, data, data_off + start, cursor.path)
 
@@ -1929,7 +1931,7 @@ class Safetensors:
         """Check that the tensors fill the file: none overlap, nothing hides between them."""
         for tensor in sorted(self.tensors.values(), key=lambda t: (t.offset, t.size)):
             if tensor.offset != end:
-                raise KshipraError(f"tensor {_quote(tensor.name)}: its data_offsets leave a hole "
+                raise KshipraError(f"tensor {quote(tensor.name)}: its data_offsets leave a hole "
                                    f"or overlap; it begins at byte {tensor.offset} of the file, "
                                    f"against {end}", self.path, tensor.offset)
             end += tensor.format.n_bytes(tensor.size)
@@ -1938,10 +1940,10 @@ class Safetensors:
                                "holds something else", self.path, end)
 
 
-def _read_bytes(path):
+def read_bytes(path):
     """Return the bytes of a small file of a model directory."""
     name = os.path.basename(path)
-    if not _is_file(path):                      # a pipe would be waited for
+    if not is_file(path):                      # a pipe would be waited for
         raise KshipraError(f"{name} is missing; this is no model directory, or not a whole one",
                            path)
     try:
@@ -1956,9 +1958,9 @@ def _read_bytes(path):
     return data
 
 
-def _read_json(path):
+def read_json(path):
     """Return the JSON object in a file."""
-    return _parse_object(_read_bytes(path), os.path.basename(path), path)
+    return _parse_object(read_bytes(path), os.path.basename(path), path)
 
 
 class HFDirectory:
@@ -1984,11 +1986,11 @@ class HFDirectory:
         for name, file in zip(names, self.files):
             for tensor in Safetensors(file).tensors.values():
                 if tensor.name in found:
-                    raise KshipraError(f"tensor {_quote(tensor.name)} is a duplicate: {name} and "
+                    raise KshipraError(f"tensor {quote(tensor.name)} is a duplicate: {name} and "
                                        f"{found[tensor.name]} hold it", file)
                 found[tensor.name] = name
                 self.tensors[tensor.name] = tensor
-        wrong = [_quote(name) for name, home in homes.items() if found.get(name) != home]
+        wrong = [quote(name) for name, home in homes.items() if found.get(name) != home]
         if wrong:
             more = f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""
             raise KshipraError("the index names a shard that does not hold the tensor, for "
@@ -2008,7 +2010,7 @@ class HFDirectory:
         unpack = {"gptq": _from_gptq, "awq": _from_awq, "bitsandbytes": _from_nf4}.get(
             method if isinstance(method, str) else None)
         if unpack is None:
-            raise KshipraError(f"quantization_config.quant_method is {_quote(method)}, which is "
+            raise KshipraError(f"quantization_config.quant_method is {quote(method)}, which is "
                                "not supported; take the model unquantized, or as GGUF", self.path)
         ending = ".weight.absmax" if unpack is _from_nf4 else ".qweight"
         for name in [name for name in self.tensors if name.endswith(ending)]:
@@ -2016,10 +2018,10 @@ class HFDirectory:
         self.config.pop("quantization_config", None)
 
     def _has(self, name):
-        return _is_file(os.path.join(self.path, name))
+        return is_file(os.path.join(self.path, name))
 
     def _object(self, name):
-        return _read_json(os.path.join(self.path, name))
+        return read_json(os.path.join(self.path, name))
 
     def _weight_map(self):
         """Return {tensor: shard} from the index, every shard a file of this directory."""
@@ -2035,14 +2037,14 @@ class HFDirectory:
             raise KshipraError("weight_map is missing or no JSON object of names", file)
         for tensor, shard in homes.items():
             if type(shard) is not str:
-                raise KshipraError(f"weight_map: the shard of {_quote(tensor)} is "
-                                   f"{_quote(shard)}, against a file name", file)
+                raise KshipraError(f"weight_map: the shard of {quote(tensor)} is "
+                                   f"{quote(shard)}, against a file name", file)
             if shard in ("", ".", "..") or any(c in shard for c in "/\\:\0"):
-                raise KshipraError(f"weight_map: shard {_quote(shard)} of {_quote(tensor)} points "
+                raise KshipraError(f"weight_map: shard {quote(shard)} of {quote(tensor)} points "
                                    "outside the directory", file)
         missing = sorted(shard for shard in set(homes.values()) if not self._has(shard))
         if missing:
-            raise KshipraError(f"shard {_quote(missing[0])} is missing, with {len(missing) - 1} "
+            raise KshipraError(f"shard {quote(missing[0])} is missing, with {len(missing) - 1} "
                                "more; fetch the whole model", file)
         return homes
 
@@ -2069,7 +2071,7 @@ def _packed(directory, name, part, kind, shape=None):
     if tensor is None or tensor.format.name not in kind.split() or (
             shape is not None and tuple(tensor.shape) != shape) or len(tensor.shape) > 2:
         found = "missing" if tensor is None else f"{tensor.format.name} {tuple(tensor.shape)}"
-        raise KshipraError(f"tensor {_quote(name + '.' + part)} is {found}, against "
+        raise KshipraError(f"tensor {quote(name + '.' + part)} is {found}, against "
                            f"{kind.replace(' ', ' or ')} {shape or ''}".rstrip()
                            + "; it is packed otherwise than its quant_method says",
                            directory.path)
@@ -2093,7 +2095,7 @@ def _from_integers(directory, name, config, codes, zeros, n_out, n_in):
     size = n_in // groups if groups else 0
     bits = config.get("bits", config.get("w_bit"))
     if bits != 4 or not size or size * groups != n_in or size % 32:
-        raise KshipraError(f"{_quote(name)} is packed in {_quote(bits)} bits and groups of {size} "
+        raise KshipraError(f"{quote(name)} is packed in {quote(bits)} bits and groups of {size} "
                            f"of {n_in}; supported are 4 bits and groups of a multiple of 32",
                            directory.path)
     scales, format, data = f16_to_f32(scales), FORMATS["Q5_0"], bytearray()
@@ -2102,7 +2104,7 @@ def _from_integers(directory, name, config, codes, zeros, n_out, n_in):
         row = codes(o)
         shifted = b"".join([row[g * size:(g + 1) * size].translate(lower[zeros[g * n_out + o]])
                             for g in range(groups)])
-        data += format.pack(shifted, list(_each(scales[o::n_out], size // 32)))
+        data += format.pack(shifted, list(each_times(scales[o::n_out], size // 32)))
     directory.tensors[name + ".weight"] = Tensor(name + ".weight", format, (n_out, n_in), data)
 
 
@@ -2115,13 +2117,13 @@ def _from_gptq(directory, name, config):
     if order is not None:
         groups_of = array("i", bytes(order._data))
         if groups_of != array("i", [i * groups // n_in for i in range(n_in)]):
-            raise KshipraError(f"the groups of {_quote(name)} do not follow its inputs (desc_act, "
+            raise KshipraError(f"the groups of {quote(name)} do not follow its inputs (desc_act, "
                                "act_order), which is not supported; take the model as GGUF",
                                directory.path)
     less = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
     zeros = bytes([z + less for z in _nibbles_of_words(packed)])
     if len(zeros) != groups * n_out:
-        raise KshipraError(f"tensor {_quote(name + '.qzeros')} has {len(zeros)} zero points, "
+        raise KshipraError(f"tensor {quote(name + '.qzeros')} has {len(zeros)} zero points, "
                            f"against {groups * n_out}", directory.path)
 
     def codes(o):
@@ -2135,14 +2137,14 @@ def _from_gptq(directory, name, config):
 def _from_awq(directory, name, config):
     """Unpack one weight of AWQ, whose words hold outputs 0, 2, 4, 6, 1, 3, 5, 7."""
     if config.get("version", "gemm") not in ("gemm", "GEMM"):
-        raise KshipraError(f"AWQ's version is {_quote(config['version'])}, against 'gemm'; take "
+        raise KshipraError(f"AWQ's version is {quote(config['version'])}, against 'gemm'; take "
                            "the model as GGUF", directory.path)
     data, (n_in, n_words) = _packed(directory, name, "qweight", "I32")
     n_out, place = 8 * n_words, (0, 4, 1, 5, 2, 6, 3, 7)
     nibbles = _nibbles_of_words(data)
     packed, (groups, _) = _packed(directory, name, "qzeros", "I32")
     if len(packed) != groups * n_words * 4:
-        raise KshipraError(f"tensor {_quote(name + '.qzeros')} does not fit {n_out} outputs",
+        raise KshipraError(f"tensor {quote(name + '.qzeros')} does not fit {n_out} outputs",
                            directory.path)
     zeros = bytearray(2 * len(packed))
     for i in range(8):
@@ -2157,14 +2159,14 @@ def _from_nf4(directory, name, config):
     state = _parse_object(state, f"{name}.weight.quant_state", directory.path)
     shape, block = state.get("shape"), state.get("blocksize")
     if not _are_counts(shape) or len(shape) != 2 or block != 64 or shape[1] % 64:
-        raise KshipraError(f"{_quote(name)} is NF4 of shape {_quote(shape)} in blocks of "
-                           f"{_quote(block)}; supported are matrices in rows of blocks of 64",
+        raise KshipraError(f"{quote(name)} is NF4 of shape {quote(shape)} in blocks of "
+                           f"{quote(block)}; supported are matrices in rows of blocks of 64",
                            directory.path)
     n = math.prod(shape)
     data, _ = _packed(directory, name, "weight", "U8", (n // 2, 1))
     book, _ = _packed(directory, name, "weight.quant_map", "F32", (16,))
-    if any(abs(a - b) > 1e-6 for a, b in zip(array("f", book), _NF4)):
-        raise KshipraError(f"the book of {_quote(name)} is not that of NF4", directory.path)
+    if any(abs(a - b) > 1e-6 for a, b in zip(array("f", book), NF4_VALUES)):
+        raise KshipraError(f"the book of {quote(name)} is not that of NF4", directory.path)
     peaks, _ = _packed(directory, name, "weight.absmax", "F32 U8", (n // 64,))
     if f"{name}.weight.nested_absmax" in directory.tensors:
         outer = array("f", _packed(directory, name, "weight.nested_absmax", "F32")[0])
@@ -2172,7 +2174,7 @@ def _from_nf4(directory, name, config):
         offset, run = state.get("nested_offset", 0.0), state.get("nested_blocksize", 256)
         if type(run) is not int or run < 1 or len(outer) * run < len(peaks) \
                 or type(offset) is not float:
-            raise KshipraError(f"the nested state of {_quote(name)} is damaged", directory.path)
+            raise KshipraError(f"the nested state of {quote(name)} is damaged", directory.path)
         peaks = [levels[b] * outer[i // run] + offset for i, b in enumerate(peaks)]
     else:
         peaks = array("f", peaks)
@@ -2189,28 +2191,28 @@ def _from_nf4(directory, name, config):
 def _entries(metadata, tensors):
     """Return [(name, format, shape, pieces)], checked for what any file format needs."""
     if not isinstance(metadata, dict):
-        raise KshipraError(f"metadata is {_quote(metadata)}; a dict is needed")
+        raise KshipraError(f"metadata is {quote(metadata)}; a dict is needed")
     entries, names = [], set()
     for item in tensors.values() if isinstance(tensors, dict) else tensors:
         if isinstance(item, Tensor):
             pieces = [item.data if item.contiguous else item.format.encode(item.floats())]
             item = item.name, item.format, item.shape, pieces
         if not isinstance(item, (tuple, list)) or len(item) != 4:
-            raise KshipraError(f"{_quote(item)} is no Tensor and no (name, format, shape, pieces)")
+            raise KshipraError(f"{quote(item)} is no Tensor and no (name, format, shape, pieces)")
         name, format, shape, pieces = item
         if not isinstance(name, str) or not getattr(format, "block_len", None) \
                 or not isinstance(shape, (tuple, list)) or not hasattr(pieces, "__iter__"):
-            raise KshipraError(f"{_quote(item)} is no str, one of FORMATS, tuple and iterable")
+            raise KshipraError(f"{quote(item)} is no str, one of FORMATS, tuple and iterable")
         _gguf_string(name)                      # no lone surrogates: no format has them
-        shape = [check_whole(f"tensor {_quote(name)}: a length in its shape", n, 0)
+        shape = [check_whole(f"tensor {quote(name)}: a length in its shape", n, 0)
                  for n in shape]
         if format.n_bytes(math.prod(shape)) >= 1 << 63:
-            raise KshipraError(f"tensor {_quote(name)} of shape {_quote(shape)} needs more bytes "
+            raise KshipraError(f"tensor {quote(name)} of shape {quote(shape)} needs more bytes "
                                "than a file can have")
         if name in names:
-            raise KshipraError(f"tensor {_quote(name)} is to be written twice")
+            raise KshipraError(f"tensor {quote(name)} is to be written twice")
         if shape and shape[-1] % format.block_len:
-            raise KshipraError(f"tensor {_quote(name)}: rows of {shape[-1]} are no multiple of "
+            raise KshipraError(f"tensor {quote(name)}: rows of {shape[-1]} are no multiple of "
                                f"the {format.name} block of {format.block_len}")
         names.add(name)
         entries.append((name, format, tuple(shape), pieces))
@@ -2224,10 +2226,10 @@ def _write_pieces(file, name, pieces, n_bytes):
         try:
             done_bytes += file.write(piece)
         except TypeError:
-            raise KshipraError(f"tensor {_quote(name)}: a piece is of type "
+            raise KshipraError(f"tensor {quote(name)}: a piece is of type "
                                f"{type(piece).__name__}, against bytes") from None
     if done_bytes != n_bytes:
-        raise KshipraError(f"tensor {_quote(name)}: {done_bytes} bytes to write, against "
+        raise KshipraError(f"tensor {quote(name)}: {done_bytes} bytes to write, against "
                            f"{n_bytes} for its shape and format")
 
 
@@ -2257,7 +2259,7 @@ def _gguf_string(text, errors="strict"):
     try:
         raw = text if isinstance(text, bytes) else text.encode("utf-8", errors)
     except UnicodeEncodeError:
-        raise KshipraError(f"{_quote(text)} has a lone surrogate, which UTF-8 cannot hold") \
+        raise KshipraError(f"{quote(text)} has a lone surrogate, which UTF-8 cannot hold") \
             from None
     return struct.pack("<Q", len(raw)) + raw
 
@@ -2269,7 +2271,7 @@ def _gguf_integer_kind(values):
                                (10, 0, 1 << 64), (11, -1 << 63, 1 << 63)):
         if least <= low and high < limit:
             return kind
-    raise KshipraError(f"integers from {_quote(low)} to {_quote(high)} do not fit in 64 bits")
+    raise KshipraError(f"integers from {quote(low)} to {quote(high)} do not fit in 64 bits")
 
 
 def _gguf_value(value):
@@ -2313,13 +2315,13 @@ def _gguf_elements(values):
 def _gguf_pair(key, value):
     """Return the bytes of a metadata pair: key, value type u32, value."""
     if not isinstance(key, str):
-        raise KshipraError(f"metadata key {_quote(key)} is of type {type(key).__name__}, against "
+        raise KshipraError(f"metadata key {quote(key)} is of type {type(key).__name__}, against "
                            "str")
     try:
         kind, body = _gguf_value(value)
         return _gguf_string(key) + struct.pack("<I", kind) + body
     except KshipraError as error:
-        raise KshipraError(f"metadata key {_quote(key)}: {error}") from None
+        raise KshipraError(f"metadata key {quote(key)}: {error}") from None
 
 
 def write_gguf(path, metadata: dict, tensors) -> None:
@@ -2336,7 +2338,7 @@ def write_gguf(path, metadata: dict, tensors) -> None:
     offset, sizes = 0, []
     for name, format, shape, _ in entries:
         if format.type_id is None or not 1 <= len(shape) <= _GGUF_MAX_DIMS:
-            raise KshipraError(f"tensor {_quote(name)} of type {format.name} and shape {shape} "
+            raise KshipraError(f"tensor {quote(name)} of type {format.name} and shape {shape} "
                                "has no place in GGUF")
         head += [_gguf_string(name), struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1]),
                  struct.pack("<IQ", format.type_id, offset)]
@@ -2356,9 +2358,9 @@ def write_safetensors(path, metadata: dict, tensors) -> None:
     if metadata:
         header["__metadata__"] = {str(key): str(value) for key, value in metadata.items()}
     for name, format, shape, _ in entries:
-        if format.name not in _SAFETENSORS_FLOATS:
-            raise KshipraError(f"tensor {_quote(name)} is {format.name}; safetensors holds "
-                               + ", ".join(_SAFETENSORS_FLOATS))
+        if format.name not in SAFETENSORS_FLOATS:
+            raise KshipraError(f"tensor {quote(name)} is {format.name}; safetensors holds "
+                               + ", ".join(SAFETENSORS_FLOATS))
         end = offset + format.n_bytes(math.prod(shape))
         header[name] = {"dtype": format.name, "shape": shape, "data_offsets": [offset, end]}
         offset = end
@@ -3171,17 +3173,17 @@ class _TokenizerKeys:
         """Return an array of one of `kinds`; n_wanted: the length it must have."""
         found = self.get(key)
         if found is None or isinstance(found, (str, bytes)) or not hasattr(found, "__len__"):
-            self.refuse(key, f"an array is needed, but {_quote(found)} was found")
+            self.refuse(key, f"an array is needed, but {quote(found)} was found")
         if len(found) and not isinstance(found[0], kinds):
             self.refuse(key, f"an array of {kinds[0].__name__} is needed, but it holds "
-                             f"{_quote(found[0])}")
+                             f"{quote(found[0])}")
         if n_wanted is not None and len(found) != n_wanted:
             self.refuse(key, f"length {len(found)}, but there are {n_wanted} tokens")
         return found
 
     def flag(self, key, default):
         found = self.get(key, default)
-        return found if type(found) is bool else self.refuse(key, f"{_quote(found)} is no bool")
+        return found if type(found) is bool else self.refuse(key, f"{quote(found)} is no bool")
 
     def token_id(self, key, n_vocab, default=None):
         """Return an id below n_vocab; where the file gives none, the default if there is such."""
@@ -3189,7 +3191,7 @@ class _TokenizerKeys:
         if found is None and default is not None and default < n_vocab:
             return default
         if found is not None and (type(found) is not int or not 0 <= found < n_vocab):
-            self.refuse(key, f"{_quote(found)} is no token of a vocabulary of {n_vocab}; convert "
+            self.refuse(key, f"{quote(found)} is no token of a vocabulary of {n_vocab}; convert "
                              "the model again")
         return found
 
@@ -3228,7 +3230,7 @@ def tokenizer_from_gguf(metadata, path=None):
     keys = _TokenizerKeys(metadata, path)
     kind = keys.get("model")
     if kind not in ("gpt2", "llama"):
-        keys.refuse("model", f"{_quote(kind)} is not supported; 'gpt2' (byte-level BPE) and "
+        keys.refuse("model", f"{quote(kind)} is not supported; 'gpt2' (byte-level BPE) and "
                              "'llama' (SentencePiece BPE) are")
     vocabulary = keys.vocabulary(spells_bytes=kind == "llama")
     read = functools.partial(keys.token_id, n_vocab=len(vocabulary))
@@ -3243,7 +3245,7 @@ def tokenizer_from_gguf(metadata, path=None):
     if kind == "gpt2":
         pre = keys.get("pre")
         if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
-            what = "is missing" if pre is None else f"is {_quote(pre)}, which is unknown"
+            what = "is missing" if pre is None else f"is {quote(pre)}, which is unknown"
             keys.refuse("pre", f"the rule for cutting words {what}, and a wrong rule would give "
                                "wrong tokens; convert the model again with a current converter")
         merges = keys.array_of((str, bytes), "merges")
@@ -3283,7 +3285,7 @@ def tokenizer_from_hf(directory):
 
 
 def _tokenizer_from_hf(directory):
-    files = _TokenizerFiles(directory)
+    files = TokenizerFiles(directory)
     model, before, after = files.model()
     vocabulary, settings = model.vocabulary, files.settings
     bos_id, eos_id = files.named("bos_token", vocabulary), files.named("eos_token", vocabulary)
@@ -3302,7 +3304,7 @@ def _tokenizer_from_hf(directory):
                      files.chat_templates())
 
 
-class _TokenizerFiles:
+class TokenizerFiles:
     """The files of a directory that say what the tokens are."""
 
     def __init__(self, directory):
@@ -3317,10 +3319,10 @@ class _TokenizerFiles:
         return os.path.join(self.directory, name)
 
     def has(self, *names):
-        return all(_is_file(self.path(name)) for name in names)
+        return all(is_file(self.path(name)) for name in names)
 
     def json(self, name):
-        return _read_json(self.path(name)) if self.has(name) else {}
+        return read_json(self.path(name)) if self.has(name) else {}
 
     @functools.cached_property
     def added(self):
@@ -3348,7 +3350,7 @@ class _TokenizerFiles:
         """Return {name: source}: chat_template of the settings, a text or a list of such with
         names, or a file of its own."""
         if self.has("chat_template.jinja"):
-            return {"default": _read_bytes(self.path("chat_template.jinja")).decode("utf-8")}
+            return {"default": read_bytes(self.path("chat_template.jinja")).decode("utf-8")}
         found = self.json("chat_template.json").get("chat_template",
                                                     self.settings.get("chat_template"))
         if isinstance(found, list):
@@ -3360,7 +3362,7 @@ class _TokenizerFiles:
         text = self._content(self.settings.get(key))
         token = None if text is None else vocabulary.token(text)
         if text is not None and token is None:
-            raise KshipraError(f"{key} is {_quote(text)}, which has no id in any file; fetch the "
+            raise KshipraError(f"{key} is {quote(text)}, which has no id in any file; fetch the "
                                "tokenizer's files again", self.directory)
         return token
 
@@ -3396,7 +3398,7 @@ def _vocabulary_of(pairs, types, added, spells_bytes, path):
     n_tokens, highest = len(pairs) + len(added), -1
     for text, token in itertools.chain(pairs, added_pairs):
         if type(token) is not int or not isinstance(text, (str, bytes)) or token < 0:
-            raise KshipraError(f"vocabulary: token {_quote(text)} has id {_quote(token)}; "
+            raise KshipraError(f"vocabulary: token {quote(text)} has id {quote(token)}; "
                                "ids are numbers from 0", path)
         highest = token if token > highest else highest
     if highest >= 2 * n_tokens:
@@ -3415,7 +3417,7 @@ def _vocabulary_of(pairs, types, added, spells_bytes, path):
         "".join([text for text in texts if isinstance(text, str)]).encode()
     except UnicodeEncodeError as error:
         raise KshipraError("vocabulary: a token holds half a character of UTF-16, "
-                           f"{_quote(error.object[error.start])}; fetch the file again",
+                           f"{quote(error.object[error.start])}; fetch the file again",
                            path) from None
     return Vocabulary(texts, kinds, spells_bytes)
 
@@ -3429,7 +3431,7 @@ def _steps(node, key):
 
 def _unsupported(part, found, path):
     """Refuse what would change the ids and is not known here."""
-    raise KshipraError(f"tokenizer, {part}: {_quote(found)} is not supported; convert the model "
+    raise KshipraError(f"tokenizer, {part}: {quote(found)} is not supported; convert the model "
                        "to GGUF", path)
 
 
@@ -3537,16 +3539,16 @@ def _model_from_vocab_json(files):
     patterns = {"gpt2": (GPT2,), "qwen2": (QWEN2,)}.get(
         family.lower().replace("tokenizer", "").replace("fast", ""))
     if patterns is None:
-        raise KshipraError(f"tokenizer_class: {_quote(family)} does not say how to cut words; "
+        raise KshipraError(f"tokenizer_class: {quote(family)} does not say how to cut words; "
                            "a tokenizer.json is needed", path)
-    lines = _read_bytes(files.path("merges.txt")).decode("utf-8").split("\n")
+    lines = read_bytes(files.path("merges.txt")).decode("utf-8").split("\n")
     merges = [line for line in lines if line and not line.startswith("#version:")]
-    vocabulary = _vocabulary_of([*_read_json(path).items()], {}, files.added, False, path)
+    vocabulary = _vocabulary_of([*read_json(path).items()], {}, files.added, False, path)
     return ByteLevel(vocabulary, rank_by_merges(vocabulary, merges), patterns,
                      normal_form="NFC" if patterns == (QWEN2,) else None)
 
 
-def _protobuf_fields(data, path):
+def protobuf_fields(data, path):
     """Yield (field number, value) of a protocol buffer: int, or bytes for any longer value.
 
     Source: Protocol Buffers, "Encoding".
@@ -3591,23 +3593,23 @@ def _model_from_sentencepiece(path, added):
     (precompiled_charsmap = 2, add_dummy_prefix = 3, remove_extra_whitespaces = 4).
     The types are those of GGUF.
     """
-    data = _read_bytes(path)
+    data = read_bytes(path)
     texts, scores, types = [], [], []
     trainer, normalizer = {}, {}
-    for number, value in _protobuf_fields(data, path):
+    for number, value in protobuf_fields(data, path):
         if number == 1:
-            piece = dict(_protobuf_fields(value, path))
+            piece = dict(protobuf_fields(value, path))
             types.append(piece.get(3, NORMAL))
             text = piece.get(1, b"")
             if not isinstance(text, bytes) or types[-1] not in range(1, 7):
-                raise KshipraError(f"piece {len(texts)}: text {_quote(text)} of type {types[-1]}; "
+                raise KshipraError(f"piece {len(texts)}: text {quote(text)} of type {types[-1]}; "
                                    "fetch the file again", path)
             texts.append(text.replace(SPACE.encode(), b" ") if types[-1] == USER_DEFINED else text)
             scores.append(struct.unpack("<f", piece.get(2, bytes(4)))[0])
         elif number == 2:
-            trainer = dict(_protobuf_fields(value, path))
+            trainer = dict(protobuf_fields(value, path))
         elif number == 3:
-            normalizer = dict(_protobuf_fields(value, path))
+            normalizer = dict(protobuf_fields(value, path))
     if trainer.get(3) != 2:
         raise KshipraError(f"model_type: {trainer.get(3, 1)} is not supported; "
                            "2 (BPE) is", path)
@@ -3711,7 +3713,7 @@ class _Scope:
             if name in scope.values:
                 return scope.values[name]
             scope = scope.around
-        return _Undefined(_quote(name))
+        return _Undefined(quote(name))
 
 
 class _Work:
@@ -3779,7 +3781,7 @@ class _Work:
                 return value[key]
         elif isinstance(value, dict) and not isinstance(key, (list, dict)) and key in value:
             return value[key]
-        return _Undefined(f"element {_quote(key)} of a {type(value).__name__}")
+        return _Undefined(f"element {quote(key)} of a {type(value).__name__}")
 
     def call(self, function, arguments):
         self.defined(function)
@@ -3998,12 +4000,12 @@ TEMPLATE_TESTS.update((name, _comparison_test(op)) for op, names in (
 
 
 def _raise_exception(work, message):
-    raise KshipraError(f"the model's chat template refuses: {_shown(work.text(message))}")
+    raise KshipraError(f"the model's chat template refuses: {shown(work.text(message))}")
 
 
 def _strftime_now(work, form):
     if not re.fullmatch("(?:[^%]|%-?[A-Za-z%]){0,200}", form):
-        raise ValueError(f"{_quote(form)} is no form of a date")
+        raise ValueError(f"{quote(form)} is no form of a date")
     return time.strftime(form, work.now or time.localtime())
 
 
@@ -4094,7 +4096,7 @@ def _tag_tokens(source, pos, ending, out):
             return end.end()
         token = _TEMPLATE_TOKEN.match(source, pos)
         if not token:
-            raise _TemplateFault(f"{_quote(source[pos:pos + 10])} is not understood", pos)
+            raise _TemplateFault(f"{quote(source[pos:pos + 10])} is not understood", pos)
         kind, value = token.lastgroup, token[0]
         if kind == "string":
             value = _ESCAPE.sub(_unescaped, value[1:-1])
@@ -4147,7 +4149,7 @@ class _TemplateParser:
         found = self.take(kind, *values)
         if found is None:
             self.fail(f"{' or '.join(map(repr, values)) or kind} is needed, but "
-                      f"{_quote(self.tokens[self.at][1] or self.tokens[self.at][0])} was found")
+                      f"{quote(self.tokens[self.at][1] or self.tokens[self.at][0])} was found")
         return found
 
     # Statements.
@@ -4168,7 +4170,7 @@ class _TemplateParser:
                     return self.sequence(nodes), name
                 if name not in _STATEMENTS:
                     self.at -= 1
-                    self.fail(f"the statement {_quote(name)} is not known here")
+                    self.fail(f"the statement {quote(name)} is not known here")
                 nodes.append((offset, _STATEMENTS[name](self)))
             else:
                 self.need("end of file") if not ends else self.fail(f"{ends[-1]} is missing")
@@ -4287,7 +4289,7 @@ class _TemplateParser:
                 return scope.values.update(self.unpack(names, value(scope)))
             space = scope.get(names[0])
             if not isinstance(space, _Namespace):
-                raise TypeError(f"{_quote(names[0])} is no namespace, so it cannot be changed")
+                raise TypeError(f"{quote(names[0])} is no namespace, so it cannot be changed")
             space[field] = value(scope)
         return run
 
@@ -4298,7 +4300,7 @@ class _TemplateParser:
         while not self.take("op", ")"):
             parameter = self.need("name")
             parameters[parameter] = self.expression() if self.take("op", "=") else _constant(
-                _Undefined(_quote(parameter)))
+                _Undefined(quote(parameter)))
             self.peek("op", ")") or self.need("op", ",")
         n_loops, self.n_loops = self.n_loops, 0
         text = self.text_of(self.block("endmacro"))
@@ -4307,7 +4309,7 @@ class _TemplateParser:
         def run(scope, out):
             def macro(work, *args, **named):
                 if len(args) > len(parameters) or named.keys() - parameters.keys():
-                    raise TypeError(f"macro {_quote(name)} has no such argument")
+                    raise TypeError(f"macro {quote(name)} has no such argument")
                 inner = _Scope(work, {**dict(zip(parameters, args)), **named}, scope)
                 for parameter, default in parameters.items():
                     if parameter not in inner.values:
@@ -4450,7 +4452,7 @@ class _TemplateParser:
         name = self.need("name")
         if name not in table:
             self.at -= 1
-            self.fail(f"the {what} {_quote(name)} is not known here")
+            self.fail(f"the {what} {quote(name)} is not known here")
         return table[name]
 
     def test(self, value):
@@ -4523,7 +4525,7 @@ def _loop_variable(i, values):
 
 def _template_error(what, source, offset):
     line = source.count("\n", 0, offset) + 1
-    return KshipraError(f"the model's chat template, line {line}: {_shown(str(what))}")
+    return KshipraError(f"the model's chat template, line {line}: {shown(str(what))}")
 
 
 class ChatTemplate:
@@ -4535,7 +4537,7 @@ class ChatTemplate:
 
     def __init__(self, source: str):
         if not isinstance(source, str) or len(source) > 1 << 20:
-            raise KshipraError(f"chat template: {_quote(source)} is no text of at most 1 MiB")
+            raise KshipraError(f"chat template: {quote(source)} is no text of at most 1 MiB")
         source = re.sub("\r\n?", "\n", source)
         source = source[:-1] if source.endswith("\n") else source
         try:
@@ -4559,12 +4561,12 @@ class ChatTemplate:
 def _check_messages(messages):
     """Refuse what is no conversation: a list of {"role": word, ...}, all of it JSON."""
     if not isinstance(messages, (list, tuple)):
-        raise KshipraError(f"messages: a list is needed, but {_quote(messages)} was found")
+        raise KshipraError(f"messages: a list is needed, but {quote(messages)} was found")
     for i, message in enumerate(messages):
         role = message.get("role") if isinstance(message, dict) else None
         if not isinstance(role, str) or not re.fullmatch(r"[\w.-]{1,64}", role):
             raise KshipraError(f"messages[{i}]: an object with a role, such as user or assistant, "
-                               f"is needed, but {_quote(message)} was found")
+                               f"is needed, but {quote(message)} was found")
 
 
 def _hidden(value, hide, where):
@@ -4925,7 +4927,7 @@ class PackedWeight:
         self.mins = [mins[s::n_sub] for s in range(n_sub)] if mins is not None else None
         self.bias = self._fields(b"\1" * self.n_out) << 31
         offset = self._fields(b"\x80" * self.n_out)
-        shifted = codes.tobytes().translate(_minus(128))    # plus 128 is the same, in a byte
+        shifted = codes.tobytes().translate(less_bias(128))    # plus 128 is the same, in a byte
         self.columns = [self._fields(shifted[i::n_in]) - offset for i in range(n_in)]
 
     def _fields(self, values):
@@ -5771,7 +5773,7 @@ def load_sequence(seq, path, identity, n_ctx):
     own = identity, pool.kv_type, [list(layer) for layer in pool.layers]
     for name, a, b in zip(("model", "kv_type", "layers"), saved, own):
         if a != b:
-            raise KshipraError(f"the session was saved with {name} {_quote(a)}, and this is {b!r};"
+            raise KshipraError(f"the session was saved with {name} {quote(a)}, and this is {b!r};"
                                " load the model it belongs to", path)
     n_pages = -(-len(tokens) // pool.page_size)
     if len(tokens) > n_ctx or n_pages > pool.n_available + len(seq.table):
@@ -6165,7 +6167,7 @@ class Hparams:
         if isinstance(name, str) and not self.is_gguf:
             name = HF_MODEL_TYPES.get(name, name)
         if not isinstance(name, str) or name not in ARCHITECTURES:
-            raise KshipraError(f"architecture {_quote(name)} ({key}) is not supported; supported "
+            raise KshipraError(f"architecture {quote(name)} ({key}) is not supported; supported "
                                f"are {', '.join(ARCHITECTURES)}", self.path)
         self.arch_name, self.arch = name, ARCHITECTURES[name]
         self.n_experts = self.integer("n_experts")
@@ -6363,7 +6365,7 @@ class Hparams:
             rope = self.at(key) or {}
             part = rope.get(kind, rope) if isinstance(rope, dict) else rope
             if not isinstance(part, dict):
-                raise KshipraError(f"{key} is {_quote(rope)}, not an object", self.path)
+                raise KshipraError(f"{key} is {quote(rope)}, not an object", self.path)
             if kind == "full_attention":
                 merged.update(part)
             elif part is not rope:
@@ -6379,7 +6381,7 @@ class Hparams:
         gguf_key, config_keys = KEYS[name]
         key = f"{self.arch_name}.{gguf_key}" if self.is_gguf else next(
             (key for key in config_keys if key in self.numbers), (*config_keys, name)[0])
-        raise KshipraError(f"{key} ({name}) is {_quote(value)}: {why}; the file is damaged or of "
+        raise KshipraError(f"{key} ({name}) is {quote(value)}: {why}; the file is damaged or of "
                            "a kind that is not supported", self.path)
 
     def integer(self, name, default=None):
@@ -6450,8 +6452,8 @@ class Hparams:
             self._refuse(key, value, known[1])
 
     def _refuse(self, key, value, wanted):
-        raise KshipraError(f"{key} is {_quote(value)}; {self.arch_name} is supported with "
-                           f"{_quote(wanted)} only", self.path)
+        raise KshipraError(f"{key} is {quote(value)}; {self.arch_name} is supported with "
+                           f"{quote(wanted)} only", self.path)
 
     def warn_unread(self):
         """Say, in one line, which keys of the architecture nothing here has ever looked at."""
@@ -6465,7 +6467,7 @@ class Hparams:
         if left:
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
             warn("not known here, so not heeded: " + ", ".join(
-                map(_quote, sorted(left)[:5])) + more)
+                map(quote, sorted(left)[:5])) + more)
 
 
 # 6.3 Rotary positions.  Each pair of a head turns by position * frequency.  Stretching a
@@ -6514,10 +6516,10 @@ def _hf_scaling(hp, kind):
     type_ = scaling.get("rope_type", scaling.get("type", "default"))
     more = sorted(set(scaling) & {"mscale", "mscale_all_dim", "short_mscale", "long_mscale"})
     if more:
-        raise KshipraError(f"rope scaling {_quote(type_)} with {more[0]} is not supported",
+        raise KshipraError(f"rope scaling {quote(type_)} with {more[0]} is not supported",
                            hp.path)
     if not isinstance(scaling.get("truncate", True), bool):
-        raise KshipraError(f"rope scaling has truncate = {_quote(scaling['truncate'])}; true or "
+        raise KshipraError(f"rope scaling has truncate = {quote(scaling['truncate'])}; true or "
                            "false is needed", hp.path)
     if type_ == "su":                   # its first name
         type_ = "longrope"
@@ -6549,8 +6551,8 @@ def _scaling_number(hp, scaling, key, default=None):
     value = scaling.get(key)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1e-9 < value < 1e12:
-        raise KshipraError(f"rope scaling {_quote(scaling['rope_type'])} has {key} = "
-                           f"{_quote(value)}; a positive number is needed", hp.path)
+        raise KshipraError(f"rope scaling {quote(scaling['rope_type'])} has {key} = "
+                           f"{quote(value)}; a positive number is needed", hp.path)
     return value
 
 
@@ -6621,7 +6623,7 @@ def scale_longrope(hp, scaling, freqs, base):
     key = "long_factor" if hp.ctx_size > hp.short_ctx else "short_factor"
     factors = scaling.get(key)
     if not isinstance(factors, list) or len(factors) != len(freqs):
-        raise KshipraError(f"rope scaling 'longrope' has {key} = {_quote(factors)}; a list of "
+        raise KshipraError(f"rope scaling 'longrope' has {key} = {quote(factors)}; a list of "
                            f"{len(freqs)} numbers is needed", hp.path)
     factors = [_scaling_number(hp, {**scaling, key: c}, key) for c in factors]
     factor = _scaling_number(hp, scaling, "factor", hp.n_ctx / hp.short_ctx)
@@ -6653,7 +6655,7 @@ def rope_table(hp, kind="full_attention", factors=None):
     scaling = rope_scaling(hp, kind)
     type_ = scaling.get("rope_type", "none")
     if not isinstance(type_, str) or type_ not in SCALINGS:
-        raise KshipraError(f"rope scaling {_quote(type_)} is not supported; supported are "
+        raise KshipraError(f"rope scaling {quote(type_)} is not supported; supported are "
                            + ", ".join(SCALINGS), hp.path)
     freqs, magnitude = SCALINGS[type_](hp, scaling, freqs, value)
     if scaling.get("attn_factor") is not None:
@@ -7407,7 +7409,7 @@ def check_number(name, value, low, high=math.inf):
             number = float(value)
     if not low <= number <= high or number == math.inf:
         wanted = f"from {low} up" if high == math.inf else f"of {low} to {high}"
-        raise KshipraError(f"{name} is {_quote(value)}; a number {wanted} is needed")
+        raise KshipraError(f"{name} is {quote(value)}; a number {wanted} is needed")
     return number
 
 
@@ -7722,7 +7724,7 @@ def check_same_vocabulary(tokenizer, draft, path=None):
         a, b = tokenizer.vocabulary.text(token), draft.vocabulary.text(token)
         if a != b:
             raise KshipraError(f"the draft model has another vocabulary: its token {token} is "
-                               f"{_quote(b)}, and the model's is {_quote(a)}; use a draft of the "
+                               f"{quote(b)}, and the model's is {quote(a)}; use a draft of the "
                                "same family", path)
     if n != n_draft:
         raise KshipraError(f"the draft model has a vocabulary of {n_draft} tokens, and the model "
@@ -8057,7 +8059,7 @@ class Generation:
 
     def __repr__(self):
         return (f"<{type(self).__name__}: {len(self.ids)} tokens, "
-                f"{self.finish_reason or 'going on'}, {_quote(self.text)}>")
+                f"{self.finish_reason or 'going on'}, {quote(self.text)}>")
 
     def __iter__(self):
         return self
@@ -9564,13 +9566,13 @@ _if_imm, _while_imm, _endwhile_imm = _branches("compare_imm")
 
 ENCODERS = {}           # instruction set -> its encoder class; chapters 11 and 12 fill it
 recipes_of = functools.lru_cache(maxsize=None)(Recipes)
-_MACHINE = {"amd64": "x86-64", "x86_64": "x86-64", "arm64": "arm64", "aarch64": "arm64"}.get(
+MACHINE = {"amd64": "x86-64", "x86_64": "x86-64", "arm64": "arm64", "aarch64": "arm64"}.get(
     platform.machine().lower())
 
 
 def host_abi():
     """Return the name of this machine's calling convention."""
-    return "aapcs64" if _MACHINE == "arm64" else "win64" if sys.platform == "win32" else "sysv"
+    return "aapcs64" if MACHINE == "arm64" else "win64" if sys.platform == "win32" else "sysv"
 
 
 def encode(kernel, isa, abi=None):
@@ -10923,7 +10925,7 @@ KERNEL_FUNCTION = ctypes and ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_in
                                               ctypes.c_void_p)
 
 
-def _foreign(library, name, result, *arguments):
+def foreign(library, name, result, *arguments):
     """Return the C function `name` with its types; ctypes would guess int and cut an address."""
     function = getattr(library, name)
     function.restype, function.argtypes = result, arguments
@@ -10938,7 +10940,7 @@ def _clear_cache(address, n_bytes):
     Source: Linux, arch/arm64/mm/flush.c, __sync_icache_dcache.
     """
     try:
-        clear = _foreign(ctypes.CDLL("libgcc_s.so.1"), "__clear_cache", None,
+        clear = foreign(ctypes.CDLL("libgcc_s.so.1"), "__clear_cache", None,
                          ctypes.c_void_p, ctypes.c_void_p)
     except (OSError, AttributeError):
         return
@@ -10951,14 +10953,14 @@ class _Posix:
     def __init__(self):
         c, address, size = ctypes, ctypes.c_void_p, ctypes.c_size_t
         libc = ctypes.CDLL(None, use_errno=True)
-        self.mmap = _foreign(libc, "mmap", address, address, size, c.c_int, c.c_int, c.c_int,
+        self.mmap = foreign(libc, "mmap", address, address, size, c.c_int, c.c_int, c.c_int,
                              c.c_long)
-        self.mprotect = _foreign(libc, "mprotect", c.c_int, address, size, c.c_int)
-        self.munmap = _foreign(libc, "munmap", c.c_int, address, size)
-        self.jit = sys.platform == "darwin" and _MACHINE == "arm64"
+        self.mprotect = foreign(libc, "mprotect", c.c_int, address, size, c.c_int)
+        self.munmap = foreign(libc, "munmap", c.c_int, address, size)
+        self.jit = sys.platform == "darwin" and MACHINE == "arm64"
         if self.jit:
-            self.write_protect = _foreign(libc, "pthread_jit_write_protect_np", None, c.c_int)
-            self.flush = _foreign(libc, "sys_icache_invalidate", None, address, size)
+            self.write_protect = foreign(libc, "pthread_jit_write_protect_np", None, c.c_int)
+            self.flush = foreign(libc, "sys_icache_invalidate", None, address, size)
 
     def place(self, data):
         """Return the address of fresh pages that hold data and can be executed."""
@@ -10974,7 +10976,7 @@ class _Posix:
             self.flush(address, len(data))
             return address
         ctypes.memmove(address, data, len(data))
-        if _MACHINE == "arm64":
+        if MACHINE == "arm64":
             _clear_cache(address, len(data))
         if self.mprotect(address, len(data), _PROT_READ | _PROT_EXEC):
             error = os.strerror(ctypes.get_errno())
@@ -10992,12 +10994,12 @@ class _Windows:
     def __init__(self):
         c, address, size = ctypes, ctypes.c_void_p, ctypes.c_size_t
         dll = ctypes.WinDLL("kernel32", use_last_error=True)
-        self.alloc = _foreign(dll, "VirtualAlloc", address, address, size, c.c_uint32, c.c_uint32)
-        self.protect = _foreign(dll, "VirtualProtect", c.c_int, address, size, c.c_uint32,
+        self.alloc = foreign(dll, "VirtualAlloc", address, address, size, c.c_uint32, c.c_uint32)
+        self.protect = foreign(dll, "VirtualProtect", c.c_int, address, size, c.c_uint32,
                                 c.POINTER(c.c_uint32))
-        self.virtual_free = _foreign(dll, "VirtualFree", c.c_int, address, size, c.c_uint32)
-        self.process = _foreign(dll, "GetCurrentProcess", address)
-        self.flush = _foreign(dll, "FlushInstructionCache", c.c_int, address, address, size)
+        self.virtual_free = foreign(dll, "VirtualFree", c.c_int, address, size, c.c_uint32)
+        self.process = foreign(dll, "GetCurrentProcess", address)
+        self.flush = foreign(dll, "FlushInstructionCache", c.c_int, address, address, size)
 
     def place(self, data):
         address = self.alloc(None, len(data), _MEM_COMMIT_RESERVE, _PAGE_READWRITE)
@@ -11138,16 +11140,16 @@ def _ask_arm64():
     """Return (names of instruction sets, reason).  Every arm64 processor has NEON."""
     c = ctypes
     if sys.platform == "linux":
-        getauxval = _foreign(c.CDLL(None), "getauxval", c.c_ulong, c.c_ulong)
+        getauxval = foreign(c.CDLL(None), "getauxval", c.c_ulong, c.c_ulong)
         dot = getauxval(16) >> 20 & 1                      # AT_HWCAP, HWCAP_ASIMDDP
     elif sys.platform == "darwin":
-        sysctl = _foreign(c.CDLL(None), "sysctlbyname", c.c_int, c.c_char_p, c.c_void_p,
+        sysctl = foreign(c.CDLL(None), "sysctlbyname", c.c_int, c.c_char_p, c.c_void_p,
                           c.c_void_p, c.c_void_p, c.c_size_t)
         value, size = c.c_int(), c.c_size_t(4)
         status = sysctl(b"hw.optional.arm.FEAT_DotProd", c.byref(value), c.byref(size), None, 0)
         dot = status == 0 and value.value
     elif sys.platform == "win32":
-        present = _foreign(c.WinDLL("kernel32"), "IsProcessorFeaturePresent", c.c_int, c.c_uint32)
+        present = foreign(c.WinDLL("kernel32"), "IsProcessorFeaturePresent", c.c_int, c.c_uint32)
         dot = present(43)                                  # PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
     else:
         dot = False
@@ -11159,10 +11161,10 @@ def host_instruction_sets():
     """Return (instruction sets that kernels may use here, best first; the reason if none)."""
     if ctypes is None:
         return [], "this Python has no ctypes, which calls machine code"
-    if ctypes.sizeof(ctypes.c_void_p) != 8 or sys.byteorder != "little" or _MACHINE is None:
+    if ctypes.sizeof(ctypes.c_void_p) != 8 or sys.byteorder != "little" or MACHINE is None:
         return [], f"no code generator for this machine ({platform.machine()}, " \
                    f"{8 * ctypes.sizeof(ctypes.c_void_p)}-bit Python)"
-    found, reason = _ask_x86() if _MACHINE == "x86-64" else _ask_arm64()
+    found, reason = _ask_x86() if MACHINE == "x86-64" else _ask_arm64()
     found = [isa for isa in found if isa in ENCODERS]
     return found, reason if found or reason else "no code generator for this machine"
 
@@ -11425,9 +11427,9 @@ def emit_scales(k, format, block, keep):
     d_at = None if format.d_off is None else min(format.d_off, format.block_bytes - 4)
     needed = set() if d_at is None else {d_at}      # the last two bytes: a half of the last four
     for field in (format.d, format.scales, format.mins):
-        if isinstance(field, _BitField):
+        if isinstance(field, BitField):
             needed |= {_word_of(format, bit)[0] for _, bits in field.parts for bit in bits}
-        elif isinstance(field, _Field):
+        elif isinstance(field, Field):
             needed |= {at for at, _, width in _places(field.runs) + _places(field.upper) if width}
     words, n_subs = Words(format, block, needed), format.block_len // format.sub_len
     if format.d == "ue4m3":
@@ -11438,7 +11440,7 @@ def emit_scales(k, format, block, keep):
     if format.scales is None:
         for s in range(n_subs):
             keep(s, d, m)
-    elif isinstance(format.scales, _BitField):
+    elif isinstance(format.scales, BitField):
         if format.unit != 1:
             d = d * k.const_f32x8(format.unit)
         for s in range(n_subs):
@@ -11466,13 +11468,13 @@ def _word_of(format, bit):
 
 
 def emit_integer(k, format, field, i, words):
-    """Return integer i of a _BitField, as i32x8."""
+    """Return integer i of a BitField, as i32x8."""
     return emit_parts(k, field, [(width, *_word_of(format, bits[i]))
                                  for width, bits in field.parts], words)
 
 
 def emit_parts(k, field, parts, words):
-    """Return an integer of a _BitField from its parts, lowest first: (width, word, shift)."""
+    """Return an integer of a BitField from its parts, lowest first: (width, word, shift)."""
     v, place = None, 0
     for width, at, shift in parts:
         part = words[at]
@@ -11490,9 +11492,9 @@ def emit_parts(k, field, parts, words):
 def kept_bias(format):
     """Return what is added to codes so that none is negative; 0 also if they keep their signs."""
     codes = format.codes
-    if isinstance(codes, _GridCodes):
+    if isinstance(codes, GridCodes):
         lowest = -(max(grid(codes.name)) + codes.shift)
-    elif isinstance(codes, _Trits):
+    elif isinstance(codes, Trits):
         lowest = -1
     elif codes.book:
         lowest = min(codes.book)
@@ -11506,15 +11508,15 @@ def kept_bias(format):
 def is_int8(format):
     """Whether the codes fill their bytes, and so have a sign; all others are biased."""
     codes = format.codes
-    if isinstance(codes, _Field):
+    if isinstance(codes, Field):
         return codes.runs[0][3] == 8 if codes.book is None else kept_bias(format) == 0
     return False
 
 
 def stretch_of(format):
     """Return the length of the shortest run of weights that uses whole bytes of codes."""
-    if not isinstance(format.codes, _Field):
-        return 32 if isinstance(format.codes, _GridCodes) else format.block_len
+    if not isinstance(format.codes, Field):
+        return 32 if isinstance(format.codes, GridCodes) else format.block_len
     length = 0
     for i, (at, n, shift, width) in enumerate(format.codes.runs):
         if i and shift == 0 and length % 32 == 0:
@@ -11530,9 +11532,9 @@ def emit_codes(k, format, block, out):
     v: four codes of each lane's block, plus kept_bias, so that none is negative, except where
     is_int8.  They come in the order of the bytes.
     """
-    if isinstance(format.codes, _GridCodes):
+    if isinstance(format.codes, GridCodes):
         return emit_grid_codes(k, format, block, out)
-    if isinstance(format.codes, _Trits):
+    if isinstance(format.codes, Trits):
         return emit_trits(k, format, block, out)
     low, high = _places(format.codes.runs), _places(format.codes.upper)
     per, n = stretch_of(format) // 4, format.block_len // stretch_of(format)
@@ -11710,7 +11712,7 @@ def emit_sign_bytes(k, field, parts, words):
 
 
 def emit_trits(k, format, block, out):
-    """Emit emit_codes for digits of base 3: see _Trits.  A stretch is the whole block.
+    """Emit emit_codes for digits of base 3: see Trits.  A stretch is the whole block.
 
     Three times a byte takes ten bits, so every other byte is worked on, then the rest.
     """
@@ -11915,7 +11917,7 @@ def emit_held_constants(k, format, n_rows=1):
 
     n_rows: of activations; with several, their sums take the place of some of these
     """
-    if not isinstance(format.codes, _Field):
+    if not isinstance(format.codes, Field):
         return
     width = format.codes.runs[0][3]
     if width < 8 and (n_rows == 1 or format.block_len == 32):
@@ -11977,8 +11979,8 @@ def matvec_rows(format):
     Of 16 vector registers, four hold codes, four more their upper bits if those stand apart,
     and three are in passing.  The others can be sums: those that are open at a time, a row.
     """
-    if not isinstance(format.codes, _Field):
-        return 4 if isinstance(format.codes, _GridCodes) else 1
+    if not isinstance(format.codes, Field):
+        return 4 if isinstance(format.codes, GridCodes) else 1
     sums = 1 if format.block_len == 32 else len({shift for _, _, shift, _ in format.codes.runs})
     return min(4, (5 if format.codes.upper else 9) // sums)
 
@@ -12302,7 +12304,7 @@ def f32_bits(x):
     return struct.unpack("<i", struct.pack("<f", x))[0]
 
 
-def _each_vector(k, n, steps, body):
+def each_vector(k, n, steps, body):
     """Emit body(None) for each whole vector of n elements, then body(lanes) for what is left.
 
     n: register or int   lanes: register, 1..7   steps: ((pointer, bytes to advance), ...)
@@ -12320,14 +12322,14 @@ def _each_vector(k, n, steps, body):
             body(lanes)
 
 
-def _load_some(k, pointer, lanes, disp=0):
+def load_some(k, pointer, lanes, disp=0):
     """Emit the load of a vector of floats, or of its first lanes with zeros behind them."""
     if lanes is None:
         return k.load_f32x8(pointer, disp)
     return k.load_f32_n(pointer, lanes, disp)
 
 
-def _store_some(k, pointer, v, lanes, disp=0):
+def store_some(k, pointer, v, lanes, disp=0):
     """Emit the store of a vector of floats, or of its first lanes alone."""
     if lanes is None:
         k.store_f32x8(pointer, v, disp)
@@ -12388,20 +12390,20 @@ def _gelu_erf(k, x):
     return x * k.select(below, e, k.const_f32x8(1.0) - e).f32
 
 
-def _finite(x):
+def emit_finite(x):
     """Emit x, bit for bit, but what is not finite becomes not a number: inf - inf is none."""
     return x - (x - x)
 
 
-def _softcap(k, x, cap):
-    x = _finite(x)                      # or the cap would hide it
+def emit_capped(k, x, cap):
+    x = emit_finite(x)                      # or the cap would hide it
     e = emit_exp(k, x / cap * k.const_f32x8(2.0)) + k.const_f32x8(1.0)
     return (k.const_f32x8(1.0) - k.const_f32x8(2.0) / e) * cap
 
 
 def _swiglu_clamped(k, gate, up):
-    gate = k.min_f32(k.const_f32x8(SWIGLU_LIMIT), _finite(gate))
-    up = k.max_f32(k.const_f32x8(-SWIGLU_LIMIT), _finite(up))
+    gate = k.min_f32(k.const_f32x8(SWIGLU_LIMIT), emit_finite(gate))
+    up = k.max_f32(k.const_f32x8(-SWIGLU_LIMIT), emit_finite(up))
     up = k.min_f32(k.const_f32x8(SWIGLU_LIMIT), up) + k.const_f32x8(1.0)
     e = emit_exp(k, gate * k.const_f32x8(SWIGLU_SLOPE)) + k.const_f32x8(1.0)
     return gate / e * up
@@ -12429,10 +12431,10 @@ def _elementwise(k, function, inputs=("x",), numbers=()):
     constants = [field.number(name) for name in numbers]
 
     def body(lanes):
-        values = [_load_some(k, pointer, lanes) for pointer in pointers[:-1]]
-        _store_some(k, pointers[-1], function(k, *values, *constants), lanes)
+        values = [load_some(k, pointer, lanes) for pointer in pointers[:-1]]
+        store_some(k, pointers[-1], function(k, *values, *constants), lanes)
 
-    _each_vector(k, n, [(pointer, 32) for pointer in pointers], body)
+    each_vector(k, n, [(pointer, 32) for pointer in pointers], body)
 
 
 def emit_silu(k):
@@ -12462,7 +12464,7 @@ def emit_scale(k):
 
 def emit_softcap(k):
     """Emit out = softcap(x, c)."""
-    _elementwise(k, _softcap, numbers=("c_bits",))
+    _elementwise(k, emit_capped, numbers=("c_bits",))
 
 
 def emit_add(k):
@@ -12495,8 +12497,8 @@ def emit_gate(k):
     g = k.broadcast_f32x8(field.row("g", k.chunk))
     weight = emit_exp(k, k.zero_f32x8() - g) + k.const_f32x8(1.0)
     weight = k.const_f32x8(1.0) / weight
-    _each_vector(k, field("n"), ((x, 32), (out, 32)), lambda lanes: _store_some(
-        k, out, _load_some(k, x, lanes) * weight, lanes))
+    each_vector(k, field("n"), ((x, 32), (out, 32)), lambda lanes: store_some(
+        k, out, load_some(k, x, lanes) * weight, lanes))
 
 
 def emit_rows(k):
@@ -12507,8 +12509,8 @@ def emit_rows(k):
     field = Fields(k, "x", "x_row_bytes", "index", "out", "out_row_bytes", "n")
     x = field.row("x", k.load_i32(field("index") + (k.chunk << 2)))
     out = field.row("out", k.chunk)
-    _each_vector(k, field("n"), ((x, 32), (out, 32)),
-                 lambda lanes: _store_some(k, out, _load_some(k, x, lanes), lanes))
+    each_vector(k, field("n"), ((x, 32), (out, 32)),
+                 lambda lanes: store_some(k, out, load_some(k, x, lanes), lanes))
 
 
 # Norms.  A row is read twice, or three times; it stays in the nearest cache.
@@ -12521,10 +12523,10 @@ def _lane_sum(k, x, n, function):
     total, x = k.zero_f32x8(), k.copy(x)
 
     def body(lanes):
-        v = function(_load_some(k, x, lanes))
+        v = function(load_some(k, x, lanes))
         k.add_f32(total, v if lanes is None else v & _first_lanes(k, lanes), to=total)
 
-    _each_vector(k, n, ((x, 32),), body)
+    each_vector(k, n, ((x, 32),), body)
     return k.hsum_f32(total)
 
 
@@ -12544,8 +12546,8 @@ def emit_rms_norm(k):
     with k.loop(field("runs")):
         scale = _inverse_root(k, _lane_sum(k, x, n, lambda v: v * v), length, eps)
         w = field("w")
-        _each_vector(k, n, ((x, 32), (out, 32), (w, 32)), lambda lanes: _store_some(
-            k, out, _load_some(k, x, lanes) * scale * _load_some(k, w, lanes), lanes))
+        each_vector(k, n, ((x, 32), (out, 32), (w, 32)), lambda lanes: store_some(
+            k, out, load_some(k, x, lanes) * scale * load_some(k, w, lanes), lanes))
         rest = (n & 7) << 2
         x += rest
         out += rest
@@ -12566,13 +12568,13 @@ def emit_layer_norm(k):
     w, b = field("w"), field("b")
 
     def normed(lanes):
-        return (_load_some(k, x, lanes) - mean) * scale * _load_some(k, w, lanes)
+        return (load_some(k, x, lanes) - mean) * scale * load_some(k, w, lanes)
 
     with k.if_(b, "!=", 0):
-        _each_vector(k, n, ((x, 32), (out, 32), (w, 32), (b, 32)), lambda lanes: _store_some(
-            k, out, normed(lanes) + _load_some(k, b, lanes), lanes))
+        each_vector(k, n, ((x, 32), (out, 32), (w, 32), (b, 32)), lambda lanes: store_some(
+            k, out, normed(lanes) + load_some(k, b, lanes), lanes))
     with k.else_():
-        _each_vector(k, n, ((x, 32), (out, 32), (w, 32)), lambda lanes: _store_some(
+        each_vector(k, n, ((x, 32), (out, 32), (w, 32)), lambda lanes: store_some(
             k, out, normed(lanes), lanes))
 
 
@@ -12599,13 +12601,13 @@ def _rope_interleaved(k, x, out, cos, sin, half):
         return k.shuffle_i8(v, twice).f32
 
     def body(lanes):
-        v = _load_some(k, x, lanes)
+        v = load_some(k, x, lanes)
         swapped = k.shuffle_i32(v, (1, 0, 3, 2))
         s = spread(sin, lanes) ^ sign
-        _store_some(k, out, v * spread(cos, lanes) + swapped * s, lanes)
+        store_some(k, out, v * spread(cos, lanes) + swapped * s, lanes)
 
     n = half << 1
-    _each_vector(k, n, ((x, 32), (out, 32), (cos, 16), (sin, 16)), body)
+    each_vector(k, n, ((x, 32), (out, 32), (cos, 16), (sin, 16)), body)
     rest = (n & 7) << 2
     x += rest
     out += rest
@@ -12617,11 +12619,11 @@ def _rope_halves(k, x, out, cos, sin, half):
     xb, outb = x + n_bytes, out + n_bytes
 
     def body(lanes):
-        a, b, c, s = (_load_some(k, pointer, lanes) for pointer in (x, xb, cos, sin))
-        _store_some(k, out, a * c - b * s, lanes)
-        _store_some(k, outb, a * s + b * c, lanes)
+        a, b, c, s = (load_some(k, pointer, lanes) for pointer in (x, xb, cos, sin))
+        store_some(k, out, a * c - b * s, lanes)
+        store_some(k, outb, a * s + b * c, lanes)
 
-    _each_vector(k, half, [(pointer, 32) for pointer in (x, xb, out, outb, cos, sin)], body)
+    each_vector(k, half, [(pointer, 32) for pointer in (x, xb, out, outb, cos, sin)], body)
     rest = (half & 7) << 2
     k.add(xb, rest, to=x)
     k.add(outb, rest, to=out)
@@ -12645,8 +12647,8 @@ def emit_rope(k, pairing):
         else:
             _rope_halves(k, x, out, cos, sin, half)
         rest = field("head_dim") - (half << 1)          # the dimensions that do not turn
-        _each_vector(k, rest, ((x, 32), (out, 32)),
-                     lambda lanes: _store_some(k, out, _load_some(k, x, lanes), lanes))
+        each_vector(k, rest, ((x, 32), (out, 32)),
+                     lambda lanes: store_some(k, out, load_some(k, x, lanes), lanes))
         short = (rest & 7) << 2
         x += short
         out += short
@@ -12709,13 +12711,13 @@ def emit_route(k):
     source, copy, wild = k.copy(x), k.copy(k.scratch), k.zero_f32x8()
 
     def take(lanes):
-        v = _load_some(k, source, lanes)
+        v = load_some(k, source, lanes)
         k.add_f32(wild, v - v, to=wild)
         if lanes is not None:
             v = k.select(_first_lanes(k, lanes), v, k.const_f32x8(-math.inf)).f32
         k.store_f32x8(copy, v)
 
-    _each_vector(k, field("n"), ((source, 32), (copy, 32)), take)
+    each_vector(k, field("n"), ((source, 32), (copy, 32)), take)
     expert, logit = k.copy(experts), k.copy(weights)
     with k.loop(field("n_used")):
         best, index, here = k.const_f32x8(-math.inf), k.zero_i32x8(), k.const_i32x8(range(8))
@@ -12734,8 +12736,8 @@ def emit_route(k):
         logit += 4
     top, total = k.broadcast_f32x8(weights) + k.hsum_f32(wild), k.zero_f32x8()
     logit = k.copy(weights)
-    _each_vector(k, field("n_used"), ((logit, 32),), lambda lanes: _store_some(
-        k, logit, emit_exp(k, _load_some(k, logit, lanes) - top), lanes))
+    each_vector(k, field("n_used"), ((logit, 32),), lambda lanes: store_some(
+        k, logit, emit_exp(k, load_some(k, logit, lanes) - top), lanes))
     with k.if_(field("normalize"), "!=", 0):
         e = k.copy(weights)
         with k.loop(field("n_used")):
@@ -12743,8 +12745,8 @@ def emit_route(k):
             e += 4
     with k.else_():
         k.mov(total, _lane_sum(k, x, field("n"), lambda v: emit_exp(k, v - top)))
-    _each_vector(k, field("n_used"), ((weights, 32),), lambda lanes: _store_some(
-        k, weights, _load_some(k, weights, lanes) / total, lanes))
+    each_vector(k, field("n_used"), ((weights, 32),), lambda lanes: store_some(
+        k, weights, load_some(k, weights, lanes) / total, lanes))
 
 
 def emit_mix(k):
@@ -12759,14 +12761,14 @@ def emit_mix(k):
 
     def body(lanes):
         row, weight = k.copy(x), k.copy(weights)
-        total = _load_some(k, row, lanes) * k.broadcast_f32x8(weight)
+        total = load_some(k, row, lanes) * k.broadcast_f32x8(weight)
         with k.loop(field("n_used") - 1):
             row += field("x_row_bytes")
             weight += 4
-            total += _load_some(k, row, lanes) * k.broadcast_f32x8(weight)
-        _store_some(k, out, total, lanes)
+            total += load_some(k, row, lanes) * k.broadcast_f32x8(weight)
+        store_some(k, out, total, lanes)
 
-    _each_vector(k, field("n"), ((x, 32), (out, 32)), body)
+    each_vector(k, field("n"), ((x, 32), (out, 32)), body)
 
 
 # For sampling.  Python is too slow to look at each of 262144 logits; these leave it few.
@@ -12784,7 +12786,7 @@ def emit_argmax(k):
     here = k.const_i32x8(range(8))
 
     def body(lanes):
-        v = _load_some(k, x, lanes)
+        v = load_some(k, x, lanes)
         not_finite = k.cmpgt_i32(v & far, k.const_i32x8(0x7F7FFFFF))
         k.or_(wild, not_finite, to=wild)
         if lanes is not None:
@@ -12793,7 +12795,7 @@ def emit_argmax(k):
         k.max_f32(v, best, to=best)
         k.add_i32(here, k.const_i32x8(8), to=here)
 
-    _each_vector(k, field("n"), ((x, 32),), body)
+    each_vector(k, field("n"), ((x, 32),), body)
     first, top = _largest_lane(k, best, index)
     out = field("out") + (k.chunk << 4)
     k.store_i32(out, first)
@@ -12999,7 +13001,7 @@ def emit_search_minimum(k, group, top, tries, magnitude):
     group.each(look)
     low = k.min_f32(k.zero_f32x8(), low)
     span = high - low
-    live = k.cmp_f32(span, ">=", k.const_f32x8(_NOTHING))
+    live = k.cmp_f32(span, ">=", k.const_f32x8(NOTHING))
     group["low"], group["high"], group["sum w"], group["sum x"] = low, high, sum_w, sum_x
     group["live"], group["scale"] = live.f32, emit_where(k, live, span / k.const_f32x8(top))
 
@@ -13079,7 +13081,7 @@ def emit_search_scale(k, group, tries, nearest_of):
     emit_w_times_x(group)
     peak = emit_find_peak(k, group)
     group["peak"] = peak
-    group["live"] = k.cmp_f32(emit_abs(k, peak), ">=", k.const_f32x8(_NOTHING)).f32
+    group["live"] = k.cmp_f32(emit_abs(k, peak), ">=", k.const_f32x8(NOTHING)).f32
 
     def attempt(numerator, first=False):
         inverse = emit_where(k, group["live"].i32, numerator / group["peak"])
@@ -13104,14 +13106,14 @@ def emit_search_scale(k, group, tries, nearest_of):
 
 
 def emit_search_q6(k, group):
-    emit_search_scale(k, group, _Q6_TRIES, lambda k: Nearest(k, -32, 31))
+    emit_search_scale(k, group, Q6_TRIES, lambda k: Nearest(k, -32, 31))
 
 
 def emit_search_q3(k, group):
-    """Emit _search_q3: keep "scale"."""
+    """Emit search_q3: keep "scale"."""
     emit_w_times_x(group)
     peak = emit_find_peak(k, group)
-    live = k.cmp_f32(emit_abs(k, peak), ">=", k.const_f32x8(_NOTHING))
+    live = k.cmp_f32(emit_abs(k, peak), ">=", k.const_f32x8(NOTHING))
     inverse = emit_where(k, live, k.const_f32x8(-4.0) / peak)
     nearest, (sum_cx, sum_cc) = Nearest(k, -4, 3), emit_start_sums(k, 2)
 
@@ -13195,12 +13197,12 @@ def emit_second_level(k, groups, name, weighted, top, lowest, highest, to, bias=
         for i in range(second.n):
             Column(k, second.base, i)[kind] = k.broadcast_f32x8(k.scratch, FLOATS_AT + 4 * i)
     if weighted:
-        emit_search_scale(k, second, _evenly(top - 0.9, 0.1, 18),
+        emit_search_scale(k, second, evenly(top - 0.9, 0.1, 18),
                           lambda k: Nearest(k, lowest, highest))
         d = second["scale"]
     else:
         peak = emit_find_peak(k, second)
-        live = k.cmp_f32(emit_abs(k, peak), ">=", k.const_f32x8(_NOTHING))
+        live = k.cmp_f32(emit_abs(k, peak), ">=", k.const_f32x8(NOTHING))
         d = emit_where(k, live, peak / k.const_f32x8(top))
     inverse, nearest = emit_inverse(k, d), Nearest(k, lowest, highest)
     d = emit_as_f16(k, d)
@@ -13247,7 +13249,7 @@ def emit_turn_back(k, group, first, run, bias=0):
 
 
 def emit_pack(k, format, codes_at, out, disp):
-    """Emit _Field.write of all fields, for one block at out + disp.
+    """Emit Field.write of all fields, for one block at out + disp.
 
     codes_at: of the scratch; its scales and minimums are at SUB_SCALES_AT and SUB_MINS_AT
     """
@@ -13319,7 +13321,7 @@ def emit_k_scale(k, groups, format, weighted, out, search, limit, _):
     low, bias = -format.codes.bias, format.codes.bias
     emit_weights(k, groups, format, None if weighted else lambda group, x: x * x)
     for group in groups:
-        {_search_q3: emit_search_q3, _search_q6: emit_search_q6}[search](k, group)
+        {search_q3: emit_search_q3, search_q6: emit_search_q6}[search](k, group)
         if weighted:
             emit_total(k, group, "w", "sum w")
     emit_second_level(k, groups, "scale", weighted, -limit, -limit, limit - 1, SUB_SCALES_AT,
@@ -13396,7 +13398,7 @@ def emit_nf4(k, group, format, weighted, keep):
     keep(format.d_off, d)
     inverse = emit_inverse(k, d)
 
-    limits = [(a + b) / 2 for a, b in zip(_NF4_BOOK, _NF4_BOOK[1:])]
+    limits = [(a + b) / 2 for a, b in zip(NF4_BOOK, NF4_BOOK[1:])]
 
     def each(c):
         c["codes"] = emit_rank(k, c["x"] * inverse, limits)
@@ -13407,19 +13409,19 @@ def emit_nf4(k, group, format, weighted, keep):
 def emit_iq4_nl(k, group, format, weighted, keep):
     def nearest_of(k):
         def nearest(v):                         # the entry of the codebook
-            code = k.const_f32x8(_IQ4_BOOK[0])
-            for limit, entry in zip(_IQ4_LIMITS, _IQ4_BOOK[1:]):
+            code = k.const_f32x8(IQ4_BOOK[0])
+            for limit, entry in zip(IQ4_LIMITS, IQ4_BOOK[1:]):
                 above = k.cmp_f32(v, ">=", k.const_f32x8(limit))
                 code = k.select(above.f32, k.const_f32x8(entry), code)
             return code
         return nearest
     emit_weights(k, [group], format, None if weighted else lambda group, x: x * x)
-    emit_search_scale(k, group, _IQ4_TRIES, nearest_of)
+    emit_search_scale(k, group, IQ4_TRIES, nearest_of)
     keep(format.d_off, group["scale"])
     inverse = emit_inverse(k, group["scale"])
 
     def each(c):
-        c["codes"] = emit_rank(k, c["x"] * inverse, _IQ4_LIMITS)
+        c["codes"] = emit_rank(k, c["x"] * inverse, IQ4_LIMITS)
     group.each(each)
     return 0
 
@@ -13428,7 +13430,7 @@ def emit_int(k, group, format, weighted, keep):
     bits = 8 * (format.block_bytes - 4) // format.block_len
     top, lowest = 2 ** bits - 1, -128 if bits == 8 else 0
     emit_weights(k, [group], format, None if weighted else lambda group, x: k.const_f32x8(1.0))
-    emit_search_minimum(k, group, top, _int_tries(bits), False)
+    emit_search_minimum(k, group, top, int_tries(bits), False)
     m = group["low"]
     if bits == 8:
         m = m + k.const_f32x8(128.0) * group["scale"]
@@ -13442,17 +13444,17 @@ def emit_int(k, group, format, weighted, keep):
     return 0
 
 
-EMIT_ENCODERS = {_encode_k_minimum: emit_k_minimum, _encode_k_scale: emit_k_scale,
-                 _encode_around_zero: emit_around_zero, _encode_q8_0: emit_q8_0,
-                 _encode_above_minimum: emit_above_minimum, _encode_nf4: emit_nf4,
-                 _encode_int: emit_int, _encode_iq4_nl: emit_iq4_nl}
+EMIT_ENCODERS = {encode_k_minimum: emit_k_minimum, encode_k_scale: emit_k_scale,
+                 encode_around_zero: emit_around_zero, encode_q8_0: emit_q8_0,
+                 encode_above_minimum: emit_above_minimum, encode_nf4: emit_nf4,
+                 encode_int: emit_int, encode_iq4_nl: emit_iq4_nl}
 
 
 def encoder_of(format):
     """Return (emit function, what else it takes), or None where only chapter 1 encodes."""
-    encoder = _ENCODERS.get(format.name)
+    encoder = ENCODE.get(format.name)
     more = getattr(encoder, "args", ())
-    if more and more[0] is _search_iq4:
+    if more and more[0] is search_iq4:
         return None
     emit = EMIT_ENCODERS.get(getattr(encoder, "func", encoder))
     return (emit, more) if emit else None
@@ -13619,7 +13621,7 @@ def emit_kv_store(k, kv_type, head_dim):
         if kv_type == "f32":
             k.store_f32x8(pointer, *vectors)
             return
-        vectors = [k.min_f32(top, k.max_f32(bottom, _finite(v))) for v in vectors]
+        vectors = [k.min_f32(top, k.max_f32(bottom, emit_finite(v))) for v in vectors]
         if kv_type == "f16":
             k.store_f16x8(pointer, *vectors)
         else:
@@ -13918,7 +13920,7 @@ class AttentionKernel:
             queries = [self.query_of(pair, i) for i in range(n)]
 
             def accumulate(lanes, disp):
-                parts = [_load_some(k, query, lanes, disp) for query in queries]
+                parts = [load_some(k, query, lanes, disp) for query in queries]
                 for i in range(n_keys):
                     key = k.load_f32x8(keys, at.keys + (first + i) * at.row_bytes + disp)
                     for j, part in enumerate(parts):
@@ -13942,12 +13944,12 @@ class AttentionKernel:
         to, off = k.copy(k.scratch), k.imm(0)
 
         def body(lanes):
-            v = [_load_some(k, self.query_of(pair, i) + off, lanes) for i in range(8)]
+            v = [load_some(k, self.query_of(pair, i) + off, lanes) for i in range(8)]
             for i, v in enumerate(_transpose(k, v)):
                 k.store_f32x8(to, v, at.queries + 32 * i)
             k.add(to, 256, to=to)
 
-        _each_vector(k, self.head_dim, ((off, 32),), body)
+        each_vector(k, self.head_dim, ((off, 32),), body)
 
     def scores_of_eight(self, keys):
         """Emit q . key of eight pairs and the eight keys at `keys`: a vector of each pair.
@@ -14004,7 +14006,7 @@ class AttentionKernel:
             lanes = k.splat_i32(pos) + k.const_i32x8(range(8))
             for i, s in enumerate(parts):
                 s = s * field.number("scale_bits")
-                s = _softcap(k, s, field.number("cap_bits")) if self.cap else _finite(s)
+                s = emit_capped(k, s, field.number("cap_bits")) if self.cap else emit_finite(s)
                 disp = at.pairs + at.PAIR_BYTES * i
                 seen = k.cmpgt_i32(lanes, k.broadcast_i32x8(pair, disp + at.BEFORE))
                 seen &= k.cmpgt_i32(k.broadcast_i32x8(pair, disp + at.AFTER), lanes)
@@ -14134,7 +14136,7 @@ class AttentionKernel:
                 for t in range(at.n_vectors):
                     lanes = k.imm(self.head_dim % 8) if 8 * (t + 1) > self.head_dim else None
                     o = k.load_f32x8(state, at.o + 32 * t) * a
-                    _store_some(k, out, o / l, lanes, 32 * t)
+                    store_some(k, out, o / l, lanes, 32 * t)
                 head += 1
                 out += n_bytes
                 state += at.state_bytes
@@ -14379,7 +14381,7 @@ def _trial_tensor(fmt, n_out, n_in, rng):
     return Tensor("trial", fmt, (n_out, n_in), data)
 
 
-def _trial_rows(n_rows, n, seed=1):
+def trial_rows(n_rows, n, seed=1):
     """Return rows of numbers for a trial, some of them too small for f32's full precision."""
     rng = random.Random(seed)
     return [array("f", [rng.uniform(-2, 2) * rng.choice((1, 1, 1, 2.0 ** -130)) for _ in range(n)])
@@ -14389,7 +14391,7 @@ def _trial_rows(n_rows, n, seed=1):
 def _matrix_trial(call):
     fmt, n_in, *rest = call.parameters  # rest: lanes, then n_rows of emit_matvec
     matrix = _trial_tensor(fmt, rest[0] if rest else 8, n_in, random.Random(1))
-    x = _trial_rows(rest[1] if call.kernel == "matvec" else 9, n_in)
+    x = trial_rows(rest[1] if call.kernel == "matvec" else 9, n_in)
     return (lambda ops, x: ops.matmul(matrix, x)), [x]
 
 
@@ -14404,13 +14406,13 @@ def _pick_trial(call):
     rng = random.Random(1)
     experts = [_trial_tensor(fmt, 8, n_in, rng) for _ in range(4)]
     return (lambda ops, x, y: ops.matmul(experts, x, ops.route(y, 2, True))), [
-        _trial_rows(3, n_in), _trial_rows(3, 4, 2)]
+        trial_rows(3, n_in), trial_rows(3, 4, 2)]
 
 
 def _route_trial(call):
     return (lambda ops, x, y: ops.add(ops.mix(x, ops.route(y, 3, True)),
                                       ops.mix(x, ops.route(y, 3, False)))), [
-        _trial_rows(9, 21), _trial_rows(3, 37, 2)]
+        trial_rows(9, 21), trial_rows(3, 37, 2)]
 
 
 def _rope_trial(call):
@@ -14424,7 +14426,7 @@ def _rope_trial(call):
 def _encode_trial(call):
     """Encode rows of numbers that are tiny, of two signs, all alike or all zero."""
     fmt, n, errors = call.parameters
-    x = _trial_rows(5, n)
+    x = trial_rows(5, n)
     x[3], x[4] = array("f", [0.75]) * n, array("f", bytes(4 * n))
     importance = array("f", map(abs, x[0])) if errors == "weighted" else None
 
@@ -14443,7 +14445,7 @@ def _attention_trial(call):
     dim, positions = spec.head_dim, list(range(CHUNK - 3, CHUNK + 2))
     group = min(8, spec.n_heads // spec.n_kv_heads)
     spec = spec._replace(n_heads=group, n_kv_heads=1, window=10, sinks=None)
-    q, k, v = (_trial_rows(len(positions), n, seed)
+    q, k, v = (trial_rows(len(positions), n, seed)
                for seed, n in enumerate((group * dim, dim, dim)))
     seq = types.SimpleNamespace(table=array("i", (1, 0)))
     tables = array("q", [seq.table.buffer_info()[0]] * len(positions))
@@ -14464,7 +14466,7 @@ def _largest(ops, x):
 
 def _numbers(operation, n_inputs=1):
     """Return the trial of an operation on rows of numbers."""
-    return lambda call: (operation, [_trial_rows(3, 37, seed) for seed in (1, 2)[:n_inputs]])
+    return lambda call: (operation, [trial_rows(3, 37, seed) for seed in (1, 2)[:n_inputs]])
 
 
 # What a call must move and compute.  A matrix counts its weights once, an activation 4 bytes
@@ -14553,7 +14555,7 @@ def _listed(pattern, formats):
 
 _PACKED = [fmt for fmt in FORMATS.values() if fmt.sub_len]
 _PLAIN = [fmt for fmt in FORMATS.values() if not fmt.sub_len]
-_NORM_W, _NORM_B = _trial_rows(2, 37, 3)
+_NORM_W, _NORM_B = trial_rows(2, 37, 3)
 
 KERNELS = {row.emit.__name__[len("emit_"):]: row for row in (
     Kernel(emit_matvec, _matrix_trial, _matrix_line, _listed("{}", _PACKED)),
@@ -14580,7 +14582,7 @@ KERNELS = {row.emit.__name__[len("emit_"):]: row for row in (
     Kernel(emit_swiglu_clamped, _numbers(lambda ops, x, y: ops.swiglu_clamped(x, y), 2),
            _each_number, {"swiglu_clamped": ()}),
     Kernel(emit_gate, lambda call: ((lambda ops, x, g: ops.gate(x, g)),
-                                    [_trial_rows(3, 37), _trial_rows(3, 1, 2)]), _each_number,
+                                    [trial_rows(3, 37), trial_rows(3, 1, 2)]), _each_number,
            {"gate": ()}),
     Kernel(emit_softcap, _numbers(lambda ops, x: ops.softcap(x, 3.0)), _each_number,
            {"softcap": ()}),
@@ -14590,7 +14592,7 @@ KERNELS = {row.emit.__name__[len("emit_"):]: row for row in (
                                                                    f32(1e-5))),
            _each_number, {"layer_norm": ()}),
     Kernel(emit_rows, lambda call: ((lambda ops, x, index: ops.rows(x, index)),
-                                    [_trial_rows(3, 37), [2, 0]]), _each_number, {"rows": ()}),
+                                    [trial_rows(3, 37), [2, 0]]), _each_number, {"rows": ()}),
     Kernel(emit_rope, _rope_trial, _each_number,
            {f"rope_{pairing}": (pairing,) for pairing in ("interleaved", "half")}),
     Kernel(emit_encode, _encode_trial, _encode_line,
@@ -14623,16 +14625,16 @@ def system_yield():
     """Return the address of the system's function that lets another thread run."""
     library, name = ((ctypes.WinDLL("kernel32"), "SwitchToThread") if sys.platform == "win32" else
                      (ctypes.CDLL(None), "sched_yield"))
-    return _function_address(_foreign(library, name, ctypes.c_int))
+    return _function_address(foreign(library, name, ctypes.c_int))
 
 
 def system_clock():
     """Return (address, first argument or None) of the system's function that writes the time."""
     if sys.platform == "win32":
-        counter = _foreign(ctypes.WinDLL("kernel32"), "QueryPerformanceCounter", ctypes.c_int,
+        counter = foreign(ctypes.WinDLL("kernel32"), "QueryPerformanceCounter", ctypes.c_int,
                            ctypes.c_void_p)
         return _function_address(counter), None
-    gettime = _foreign(ctypes.CDLL(None), "clock_gettime", ctypes.c_int, ctypes.c_int,
+    gettime = foreign(ctypes.CDLL(None), "clock_gettime", ctypes.c_int, ctypes.c_int,
                        ctypes.c_void_p)
     return _function_address(gettime), time.CLOCK_MONOTONIC
 
@@ -14642,7 +14644,7 @@ def system_time(address):
     first, second = struct.unpack("<qq", ctypes.string_at(address, 16))
     if sys.platform == "win32":
         frequency = ctypes.c_int64()
-        _foreign(ctypes.WinDLL("kernel32"), "QueryPerformanceFrequency", ctypes.c_int,
+        foreign(ctypes.WinDLL("kernel32"), "QueryPerformanceFrequency", ctypes.c_int,
                  ctypes.c_void_p)(ctypes.byref(frequency))
         return first / frequency.value
     return first + second * 1e-9
@@ -14855,7 +14857,7 @@ def record_in(arena, write_down):
 SLICE = 8192                            # elements of a chunk of an element-wise operation
 
 
-def _located(**buffers):
+def located(**buffers):
     """Return the fields that tell a kernel where Buffers lie: NAME and NAME_row_bytes."""
     fields = {}
     for name, buffer in buffers.items():
@@ -14890,11 +14892,11 @@ class Recorder:
         out = self.buffer(x.n_rows, x.n)
         slice = min(SLICE, -(-x.n // 8) * 8)
         slices = -(-x.n // slice)
-        fields = dict(_located(x=x, out=out), n=x.n, slice=slice, slices=slices)
+        fields = dict(located(x=x, out=out), n=x.n, slice=slice, slices=slices)
         reads = [x]
         for y in more:
             if isinstance(y, Buffer):
-                fields.update(_located(y=y))
+                fields.update(located(y=y))
                 reads.append(y)
             else:                       # one row, added to each
                 fields.update(y=self.vector(y), y_row_bytes=0)
@@ -14928,7 +14930,7 @@ class Recorder:
     def route(self, x, n_used, normalize):
         assert x.n <= MAX_EXPERTS, "what a route keeps a copy of"
         experts, weights = self.buffer(x.n_rows, n_used), self.buffer(x.n_rows, n_used)
-        self.line(x.n_rows, [x], [experts, weights], "route", by_row=True, **_located(x=x),
+        self.line(x.n_rows, [x], [experts, weights], "route", by_row=True, **located(x=x),
                   n=x.n, n_used=n_used, normalize=int(normalize),
                   experts=experts.address, weights=weights.address)
         return Route(n_used, experts, weights)
@@ -14936,13 +14938,13 @@ class Recorder:
     def mix(self, x, route):
         out = self.buffer(route.weights.n_rows, x.n)
         self.line(out.n_rows, [x, route.weights], [out], "mix", by_row=True,
-                  **_located(x=x, out=out), weights=route.weights.address, n_used=route.n_used,
+                  **located(x=x, out=out), weights=route.weights.address, n_used=route.n_used,
                   n=x.n)
         return out
 
     def gate(self, x, g):
         out = self.buffer(x.n_rows, x.n)
-        self.line(x.n_rows, [x, g], [out], "gate", by_row=True, **_located(x=x, g=g, out=out),
+        self.line(x.n_rows, [x, g], [out], "gate", by_row=True, **located(x=x, g=g, out=out),
                   n=x.n)
         return out
 
@@ -14975,13 +14977,13 @@ class Recorder:
 
     def rms_norm(self, x, w, eps):
         out = self.buffer(x.n_rows, x.n)
-        self.line(x.n_rows, [x], [out], "rms_norm", by_row=True, **_located(x=x, out=out),
+        self.line(x.n_rows, [x], [out], "rms_norm", by_row=True, **located(x=x, out=out),
                   w=self.vector(w), n=len(w), runs=x.n // len(w), eps_bits=f32_bits(eps))
         return out
 
     def layer_norm(self, x, w, b, eps):
         out = self.buffer(x.n_rows, x.n)
-        self.line(x.n_rows, [x], [out], "layer_norm", by_row=True, **_located(x=x, out=out),
+        self.line(x.n_rows, [x], [out], "layer_norm", by_row=True, **located(x=x, out=out),
                   w=self.vector(w), b=0 if b is None else self.vector(b), n=x.n,
                   eps_bits=f32_bits(eps))
         return out
@@ -14990,7 +14992,7 @@ class Recorder:
         if index.n_rows < x.n_rows:
             self.dropped.append(self.argmax(x))
         out = self.buffer(index.n_rows, x.n)
-        self.line(out.n_rows, [x], [out], "rows", **_located(x=x, out=out), index=index.address,
+        self.line(out.n_rows, [x], [out], "rows", **located(x=x, out=out), index=index.address,
                   n=x.n)
         return out
 
@@ -14998,7 +15000,7 @@ class Recorder:
         out = self.buffer(x.n_rows, x.n)
         cos, sin = self.angles(table)
         self.line(x.n_rows, [x], [out], "rope", table.pairing, by_row=True, example=table,
-                  **_located(x=x, out=out), positions=positions.address, cos=cos, sin=sin,
+                  **located(x=x, out=out), positions=positions.address, cos=cos, sin=sin,
                   n_heads=x.n // head_dim, head_dim=head_dim, n_rot=table.n_rot)
         return out
 
@@ -15012,7 +15014,7 @@ class Recorder:
         out = ByteRows(self.program, x.n_rows, row_bytes, x.n_rows * row_bytes)
         self.program.keep += importance, refused
         self.line(x.n_rows, [x], [out], "encode", format, x.n,
-                  "alike" if importance is None else "weighted", by_row=True, **_located(x=x),
+                  "alike" if importance is None else "weighted", by_row=True, **located(x=x),
                   out=out.address, out_row_bytes=row_bytes, refused=refused.address,
                   importance=0 if importance is None else importance.buffer_info()[0])
         return out
@@ -15020,7 +15022,7 @@ class Recorder:
     def argmax(self, x):
         """Record, for each row, where its largest value is, and whether all are finite."""
         out = Buffer(self.program, x.n_rows, 4, 16 * x.n_rows)
-        self.line(x.n_rows, [x], [out], "argmax", **_located(x=x), n=x.n, out=out.address)
+        self.line(x.n_rows, [x], [out], "argmax", **located(x=x), n=x.n, out=out.address)
         return out
 
 
@@ -15207,7 +15209,7 @@ class Recording(Recorder):
     def store(self, k, v, batch, layer, spec):
         pages, common = self.pages(batch, layer, spec)
         self.line(k.n_rows, [k, v], [pages], "kv_store", batch.cache.kv_type, spec.head_dim,
-                  by_row=True, **_located(k=k, v=v), **common)
+                  by_row=True, **located(k=k, v=v), **common)
 
     def attention(self, q, k, v, batch, layer, spec):
         pool, out = batch.cache, self.buffer(q.n_rows, q.n)
@@ -15221,12 +15223,12 @@ class Recording(Recorder):
             slots = self.n_positions // CHUNK + 2
             partials = Buffer(self.program, q.n_rows, slots,
                               q.n_rows * spec.n_heads * slots * scratch.slot_bytes)
-        shared = dict(_located(out=out), n_heads=spec.n_heads, window=spec.window, slots=slots,
+        shared = dict(located(out=out), n_heads=spec.n_heads, window=spec.window, slots=slots,
                       partials=partials.address if partials else 0,
                       sinks=0 if spec.sinks is None else self.vector(spec.sinks))
         units = -(-q.n_rows // rows) * (spec.n_heads // heads)
         self.line(units * parts, [q, pages], [partials or out], "attention", pool.kv_type,
-                  spec.head_dim, bool(spec.cap), example=(pool, spec), **_located(q=q),
+                  spec.head_dim, bool(spec.cap), example=(pool, spec), **located(q=q),
                   scale_bits=f32_bits(spec.scale), cap_bits=f32_bits(spec.cap), n_rows=q.n_rows,
                   rows=rows, heads=heads, parts=parts, **shared, **common)
         if partials:
@@ -15518,7 +15520,7 @@ class RowSearch:
 
     def check(self):
         """Compare the kernels with the reference.  Raises BackendFault."""
-        row, = _trial_rows(1, 77, 3)
+        row, = trial_rows(1, 77, 3)
         plain = Reference()
         if self.largest(row, 20) != plain.largest(row, 20) or \
                 self.exp_sum(row, row[0]) != plain.exp_sum(row, row[0]):
@@ -15558,7 +15560,7 @@ class Logits(array):
 # A program is for a number of rows, and to record one takes as long as some tokens.  So that texts
 # may come and go without new programs, there are programs for some numbers only, and the rows of
 # a batch are filled up to the next of them.
-def _bucket(n):
+def rows_bucket(n):
     """Return the number of rows of the program that runs n rows."""
     step = 1 if n <= 4 else 2 if n <= 8 else 4 if n <= 24 else 8 if n <= 48 else 16
     return -(-n // step) * step
@@ -15612,7 +15614,7 @@ class Native(Backend):
     def run(self, forward, model, batch):
         """Return the logits of the wanted rows: record the forward pass, or use the record."""
         n_wanted = len(batch.wanted)
-        batch = batch.padded(_bucket(len(batch.tokens)), _bucket(n_wanted))
+        batch = batch.padded(rows_bucket(len(batch.tokens)), rows_bucket(n_wanted))
         team, divided = self.team, self.is_divided(batch)
         key = (len(batch.tokens), len(batch.wanted), divided, id(batch.cache), batch.layers,
                forward)
@@ -16211,7 +16213,7 @@ class Encoding:
         try:
             return format.encode(floats, repeated)
         except KshipraError as error:
-            raise KshipraError(f"tensor {_quote(tensor.name)}: {error}", tensor.path) from None
+            raise KshipraError(f"tensor {quote(tensor.name)}: {error}", tensor.path) from None
 
     def _natively(self, rows, format, importance):
         """Return the encoded rows; where machine code cannot, chapter 1 does it."""
@@ -16390,7 +16392,7 @@ def _gguf_rope(hp, arch, tensors):
              "beta_fast", "beta_slow"}
     more = sorted(key for key in set(scaling) - known if scaling[key] is not None)
     if kind not in ("linear", "yarn") or more:
-        raise KshipraError(f"rope scaling {_quote(kind)}{' with ' + more[0] if more else ''} is "
+        raise KshipraError(f"rope scaling {quote(kind)}{' with ' + more[0] if more else ''} is "
                            "not converted; linear, llama3 and yarn are", hp.path)
     keys = {"factor": "factor", "original_max_position_embeddings": "original_context_length",
             "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
@@ -16402,7 +16404,7 @@ def _gguf_rope(hp, arch, tensors):
 
 def _gguf_tokenizer(checkpoint, tokenizer, n_vocab):
     """Return the metadata tokenizer.ggml.* of a tokenizer, its vocabulary filled up to n_vocab."""
-    model, files = tokenizer.model, _TokenizerFiles(checkpoint.path)
+    model, files = tokenizer.model, TokenizerFiles(checkpoint.path)
     n, vocabulary = len(tokenizer.vocabulary), tokenizer.vocabulary
     n_more = max(0, n_vocab - n)
     texts = [vocabulary.text(i) for i in range(n)] + [f"[PAD{n + i}]" for i in range(n_more)]
@@ -16411,7 +16413,7 @@ def _gguf_tokenizer(checkpoint, tokenizer, n_vocab):
     if "merges" in files.root.get("model", {}):
         merges = [m if isinstance(m, str) else " ".join(m) for m in files.root["model"]["merges"]]
     elif files.has("merges.txt"):
-        lines = _read_bytes(files.path("merges.txt")).decode("utf-8").split("\n")
+        lines = read_bytes(files.path("merges.txt")).decode("utf-8").split("\n")
         merges = [line for line in lines if line and not line.startswith("#version:")]
     else:
         merges = []
@@ -16437,7 +16439,7 @@ def _gguf_tokenizer(checkpoint, tokenizer, n_vocab):
     metadata = {"tokenizer.ggml." + key: value for key, value in found.items()}
     template = files.settings.get("chat_template")
     if files.has("chat_template.jinja"):
-        template = _read_bytes(files.path("chat_template.jinja")).decode("utf-8")
+        template = read_bytes(files.path("chat_template.jinja")).decode("utf-8")
     if isinstance(template, list):
         template = {each.get("name"): each.get("template") for each in template}.get("default")
     return {**metadata, "tokenizer.chat_template": template} if isinstance(
@@ -16448,8 +16450,8 @@ def _scores(files, vocabulary, merges):
     """Return the score of each token: of tokenizer.model, or by the merges, the first the best."""
     if files.has("tokenizer.model"):
         path = files.path("tokenizer.model")
-        pieces = [dict(_protobuf_fields(value, path)) for number, value in _protobuf_fields(
-            _read_bytes(path), path) if number == 1]
+        pieces = [dict(protobuf_fields(value, path)) for number, value in protobuf_fields(
+            read_bytes(path), path) if number == 1]
         scores = [struct.unpack("<f", piece.get(2, bytes(4)))[0] for piece in pieces]
         return scores[:len(vocabulary)] + [-1000.0] * (len(vocabulary) - len(scores))
     scores = [0.0] * len(vocabulary)
@@ -16487,7 +16489,7 @@ def quantize(src: "str | os.PathLike", dst: "str | os.PathLike", type: str,
                 instead[wanted, format.name] += 1
         importance = importances.get(name)
         if importance is not None and len(importance) != tensor.shape[-1]:
-            raise KshipraError(f"has {len(importance)} columns for {_quote(name)}, which has "
+            raise KshipraError(f"has {len(importance)} columns for {quote(name)}, which has "
                                f"{tensor.shape[-1]}; it is of another model", imatrix)
         plan.append((name, format, tensor, importance))
     for (wanted, given), n in instead.items():
@@ -16523,7 +16525,7 @@ def convert(src: "str | os.PathLike", dst: "str | os.PathLike", type: str = "F16
     src: Hugging Face directory or GGUF   The tensors of a safetensors file keep their names of
     GGUF, and its metadata are those of the GGUF that are no lists.
     """
-    check_choice("type", type, _SAFETENSORS_FLOATS)
+    check_choice("type", type, SAFETENSORS_FLOATS)
     if not check_path(dst).endswith(".safetensors"):
         return quantize(src, dst, type, threads=threads, progress=progress)
     dst = _must_not_exist(dst)
@@ -16751,7 +16753,7 @@ def read_imatrix(path):
             continue                    # of experts: their matrices are encoded without
         (n,), sums = counts.floats(), tensor.floats()
         if not n > 0 or not all(0 <= v < math.inf for v in sums):
-            raise KshipraError(f"tensor {_quote(name)}: sums of squares and a count above 0 are "
+            raise KshipraError(f"tensor {quote(name)}: sums of squares and a count above 0 are "
                                "needed; the file is damaged", path, tensor.offset)
         found[matrix] = array("f", [v / n for v in sums])
     if not found:
@@ -16762,7 +16764,7 @@ def read_imatrix(path):
 # Encoding when a model is loaded.  The matrices of the layers go from the file to memory in
 # fewer bits; the embedding and the output, which are few and sensitive, in no fewer than eight.
 
-SCHEMES = ("int", "nf4", *[name for name in FORMATS if name in _ENCODERS
+SCHEMES = ("int", "nf4", *[name for name in FORMATS if name in ENCODE
                            and not name.startswith(("INT", "NF", "TQ"))])
 
 
@@ -16774,7 +16776,7 @@ def scheme_format(scheme, bits, group_size):
     if scheme == "int":
         name = f"INT{4 if bits is None else bits}_G{64 if group_size is None else group_size}"
         if name not in FORMATS:
-            raise KshipraError(f"quant_bits {_quote(bits)} with group_size {_quote(group_size)} "
+            raise KshipraError(f"quant_bits {quote(bits)} with group_size {quote(group_size)} "
                                "are not supported; 2, 4 or 8 bits are, in groups of 32, 64 or "
                                "128")
         return FORMATS[name]
@@ -16970,11 +16972,11 @@ class Model(Engine):
 
     def _transcript(self, limit, stop, ignore_eos):
         if isinstance(stop, bytes) or not hasattr(stop or (), "__iter__"):
-            raise KshipraError(f"stop is {_quote(stop)}; a str or several are needed")
+            raise KshipraError(f"stop is {quote(stop)}; a str or several are needed")
         stops = [stop] if isinstance(stop, str) else list(stop or ())
         for text in stops:
             if not isinstance(text, str) or not text:
-                raise KshipraError(f"a stop string is {_quote(text) if text else 'empty'}; a str "
+                raise KshipraError(f"a stop string is {quote(text) if text else 'empty'}; a str "
                                    "of at least one character is needed")
         return Transcript(self.tokenizer, () if ignore_eos else self.tokenizer.stop_ids, stops,
                           limit)
@@ -17166,7 +17168,7 @@ def give_back_memory():
     """Have glibc return what Python needed to translate this file, some 25 MB, to the system."""
     if sys.platform == "linux" and ctypes:
         try:
-            _foreign(ctypes.CDLL(None), "malloc_trim", ctypes.c_int, ctypes.c_size_t)(0)
+            foreign(ctypes.CDLL(None), "malloc_trim", ctypes.c_int, ctypes.c_size_t)(0)
         except AttributeError:          # another C library
             pass
 
@@ -17197,7 +17199,7 @@ def load(path: "str | os.PathLike | None" = None, device: str = "auto",
     Hparams(checkpoint)                 # an architecture that is unknown is said first
     weight_bytes = sum(t.n_bytes for t in checkpoint.tensors.values())
     if gpu_layers is not None and device != "cuda":
-        raise KshipraError(f"gpu_layers is for device 'cuda', and device is {_quote(device)}")
+        raise KshipraError(f"gpu_layers is for device 'cuda', and device is {quote(device)}")
     ops = choose_backend(device, threads, weight_bytes, gpu_layers)
     model = Model(checkpoint, tokenizer_of(checkpoint), ops, ctx_size=ctx_size, kv_type=kv_type,
                   page_size=page_size, cache_tokens=cache_tokens)
@@ -17247,17 +17249,17 @@ def describe(path, ctx_size=None, kv_type="f16"):
     alone = path is not None and path.endswith(".safetensors") and not os.path.isfile(
         os.path.join(os.path.dirname(path), "config.json"))
     checkpoint = Safetensors(path) if alone else open_checkpoint(path)
-    yield f"file      {_shown(checkpoint.path)}"
+    yield f"file      {shown(checkpoint.path)}"
     numbers = checkpoint.config if isinstance(checkpoint, HFDirectory) else checkpoint.metadata
     for key, value in sorted(numbers.items()):
         if hasattr(value, "__len__") and not isinstance(value, (str, dict)) and len(value) > 8:
             value = f"[{len(value)} values]"
         text = str(value) if not isinstance(value, str) else repr(value)
-        yield f"  {_shown(key)} = {text if len(text) < 100 else text[:96] + ' ...'}"
+        yield f"  {shown(key)} = {text if len(text) < 100 else text[:96] + ' ...'}"
     yield f"tensors   {len(checkpoint.tensors)}"
     weight_bytes = 0
     for name, t in checkpoint.tensors.items():
-        yield f"  {_shown(name):<40} {t.format.name:<6} {tuple(t.shape)}"
+        yield f"  {shown(name):<40} {t.format.name:<6} {tuple(t.shape)}"
         weight_bytes += t.n_bytes
     yield "memory"
     yield f"  weights      {count(weight_bytes, 'B')}, mapped from the file"
@@ -17533,7 +17535,7 @@ def prompt_of(given):
     typed = given.get("prompt", given.get("text", STORY))
     if "file" in given or typed == "-":
         source = given.get("file", "standard input")
-        data = _read_bytes(source) if "file" in given else \
+        data = read_bytes(source) if "file" in given else \
             _standard_input()
         try:
             text = data.decode("utf-8-sig").replace("\r\n", "\n")
@@ -17572,7 +17574,7 @@ def thresholds(text):
         return [check_number("early_exit", float(part), 0, 1) for part in text.split(",")]
     except ValueError as error:
         raise error if isinstance(error, KshipraError) else KshipraError(
-            f"early_exit is {_quote(text)}; a number of 0 to 1 is needed") from None
+            f"early_exit is {quote(text)}; a number of 0 to 1 is needed") from None
 
 
 def draft_as_asked(given):
@@ -17716,7 +17718,7 @@ def progress_bar(what):
 def text_of(path):
     """Return the text of a file."""
     try:
-        return _read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n")
+        return read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise KshipraError("is not a text of UTF-8", path, error.start) from None
 
@@ -17803,7 +17805,7 @@ def main(argv=None) -> int:
         return 130
 
 
-def _script():
+def script():
     """Run as a script: a process of our own, which has its three streams to itself."""
     for fd in range(3):                 # no file may be opened in the place of a closed one
         try:
@@ -20161,4 +20163,4 @@ HvB8*BmAB#4*Z$gF+6+{#`m?`@aNn5@c%`Q;is0Ac+ndJeuUVK$A>-mO$#pk>K!qBJUWKoa=?YJ>vQ4n
 if __name__ == "__main__":
     # A second file that imports kshipra shall get this very module, not load it once more.
     sys.modules.setdefault("kshipra", sys.modules["__main__"])
-    _script()
+    script()

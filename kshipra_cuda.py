@@ -891,7 +891,7 @@ def _runs_text(runs, step, block, name):
 
 
 def _field_text(format, field, step, name):
-    """Return C text for integer `name` (or four of them, step 4) of a _Field, without its bias."""
+    """Return C text for integer `name` (or four of them, step 4) of a Field, without its bias."""
     text = _runs_text(field.runs, step, format.name, name)
     if field.upper:
         text += f" | {_runs_text(field.upper, step, format.name, name)} << {field.upper_bit}"
@@ -902,7 +902,7 @@ def _field_text(format, field, step, name):
 
 
 def _bit_field_text(field, name):
-    """Return C text for integer `name` of a _BitField."""
+    """Return C text for integer `name` of a BitField."""
     place, parts = 0, []
     for width, bits in field.parts:
         parts.append(f"bits_of(block, {linear(bits, name)}, {width}) << {place}")
@@ -913,7 +913,7 @@ def _bit_field_text(field, name):
 
 def _scale_int_text(format, field):
     """Return C text for scale or minimum `s` of a block, an integer."""
-    if isinstance(field, kshipra._BitField):
+    if isinstance(field, kshipra.BitField):
         return _bit_field_text(field, "s")
     text = _field_text(format, field, 1, "s")
     if field.runs[0][3] == 8:
@@ -924,7 +924,7 @@ def _scale_int_text(format, field):
 def _codes_text(format):
     """Return (C text of the body of codes_F, the bias, tables that it needs)."""
     codes, F = format.codes, format.name
-    if isinstance(codes, kshipra._Trits):
+    if isinstance(codes, kshipra.Trits):
         body, first = [], 0
         for at, n, digits in codes.runs:
             body.append(f"if (q < {(first + n * digits) // 4}) {{ int i = 4 * q - {first}; "
@@ -938,7 +938,7 @@ def _codes_text(format):
         out |= (v * 3 >> 8) << 8 * k;
     }
     return out;""", 1, "")
-    if isinstance(codes, kshipra._GridCodes):
+    if isinstance(codes, kshipra.GridCodes):
         words = array("I", b"".join(codes.patterns()))
         per = codes.length // 4
         table = f"__device__ const u32 grid_{F}[] = {{{', '.join(map(hex, words))}}};\n"
@@ -994,7 +994,7 @@ def format_source(format):
     codes, bias, tables = _codes_text(format)
     places = [at for name in ("runs", "upper") for at, *_ in getattr(format.codes, name, ())]
     half = "half_to_float(load2(block + {}))"
-    if isinstance(format.d, kshipra._BitField):
+    if isinstance(format.d, kshipra.BitField):
         d = f"half_to_float({_bit_field_text(format.d, '0')})"
     elif format.d == "e8m0":            # 2 ** (e - 128), below 2 a denormal
         e = f"block[{format.d_off}]"
@@ -1698,18 +1698,18 @@ class CudaRecording(Recorder):
                       layer_off=pool.layer_offs[layer] - arena.split, page_size=pool.page_size,
                       n_kv_heads=spec.n_kv_heads)
         self.line(q.n_rows, [k, v], [], "kv_store", pool.kv_type, spec.head_dim,
-                  **kshipra._located(k=k, v=v), **common)
+                  **kshipra.located(k=k, v=v), **common)
         slots, partials = 0, None
         if self.parts > 1:
             slots = self.n_positions // CHUNK + 2
             partials = Buffer(self.program, q.n_rows, slots, 4 * q.n_rows * spec.n_heads * slots
                               * (spec.head_dim + 2))
-        shared = dict(kshipra._located(out=out), n_heads=spec.n_heads, window=spec.window,
+        shared = dict(kshipra.located(out=out), n_heads=spec.n_heads, window=spec.window,
                       n_rows=q.n_rows, slots=slots, partials=partials.address if partials else 0,
                       sinks=0 if spec.sinks is None else self.vector(spec.sinks))
         self.line(q.n_rows, [q], [out], "attention", pool.kv_type, spec.head_dim,
                   scale_bits=f32_bits(spec.scale), cap_bits=f32_bits(spec.cap), parts=self.parts,
-                  **kshipra._located(q=q), **shared, **common)
+                  **kshipra.located(q=q), **shared, **common)
         if partials:
             self.line(q.n_rows, [partials], [out], "attention_merge", spec.head_dim,
                       positions=batch.positions.address, **shared)
@@ -1913,7 +1913,8 @@ class Cuda(Backend):
                                "model's own layers and no early exit; use device native for these")
         with self.device.at_work():
             n_wanted = len(batch.wanted)
-            batch = batch.padded(kshipra._bucket(len(batch.tokens)), kshipra._bucket(n_wanted))
+            batch = batch.padded(kshipra.rows_bucket(len(batch.tokens)),
+                                 kshipra.rows_bucket(n_wanted))
             parts = self.parts_of(batch)
             divided = bool(self.n_host) and self.host.is_divided(batch)
             key = len(batch.tokens), len(batch.wanted), parts, divided, id(batch.cache)

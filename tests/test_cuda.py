@@ -407,7 +407,7 @@ def format_trials(format):
     for n_rows in (1, 3, 9):
         matrix = kshipra._trial_tensor(format, 11, n_in, random.Random(n_rows))
         trials.append((lambda ops, x, matrix=matrix: ops.matmul(matrix, x),
-                       [kshipra._trial_rows(n_rows, n_in)]))
+                       [kshipra.trial_rows(n_rows, n_in)]))
     return trials
 
 

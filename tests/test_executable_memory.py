@@ -44,11 +44,11 @@ def test_several_kernels_share_pages():
 @pytest.mark.skipif(sys.platform == "win32", reason="mmap and mprotect")
 @pytest.mark.parametrize("call, result", [("mmap", ctypes.c_void_p(-1).value), ("mprotect", -1)])
 def test_refused_memory_is_a_reason(monkeypatch, call, result):
-    real = kshipra._foreign
+    real = kshipra.foreign
 
     def refusing(library, name, *types):
         return (lambda *_: result) if name == call else real(library, name, *types)
-    monkeypatch.setattr(kshipra, "_foreign", refusing)
+    monkeypatch.setattr(kshipra, "foreign", refusing)
     code, reason = kshipra.place_code([b"\xc3"])
     assert code is None and reason.startswith(f"the system refuses executable memory ({call}: ")
 
@@ -64,8 +64,8 @@ def placed_with_fakes(monkeypatch, platform, machine):
                     else int(name == "VirtualProtect"))
         return function
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(kshipra, "_MACHINE", machine)
-    monkeypatch.setattr(kshipra, "_foreign", fake)
+    monkeypatch.setattr(kshipra, "MACHINE", machine)
+    monkeypatch.setattr(kshipra, "foreign", fake)
     monkeypatch.setattr(ctypes, "WinDLL", lambda *_, **__: None, raising=False)
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: None)
     code, reason = kshipra.place_code([b"\xc3" * 4])
@@ -105,7 +105,7 @@ def test_memory_refused_by_the_kernel_is_a_reason():
               "print(kshipra.choose_isa({}))")
     here = os.path.dirname(kshipra.__file__)
     done = subprocess.run([sys.executable, "-c", script], cwd=here, capture_output=True, text=True)
-    if "no MDWE" in done.stderr or kshipra._MACHINE != "x86-64":
+    if "no MDWE" in done.stderr or kshipra.MACHINE != "x86-64":
         pytest.skip("this kernel has no PR_SET_MDWE")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("(None, 'the system refuses executable memory (mprotect: ")
@@ -140,7 +140,7 @@ def test_instruction_sets_of_fake_processors(leaves, xcr0, want):
     assert kshipra.features_x86(lambda leaf, subleaf: leaves[leaf, subleaf], read_xcr0) == want
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/cpuinfo") or kshipra._MACHINE != "x86-64",
+@pytest.mark.skipif(not os.path.exists("/proc/cpuinfo") or kshipra.MACHINE != "x86-64",
                     reason="x86 Linux")
 def test_processor_agrees_with_the_system():
     flags = re.search(r"^flags\s*:(.*)$", open("/proc/cpuinfo").read(), re.M).group(1).split()
@@ -169,7 +169,7 @@ def test_foreign_functions_get_their_types_in_one_place():
     section = source[source.index("\n# 13. Executable"):source.index("\n# 14. Matrix")]
     for line in section.splitlines():
         if re.search(r"(CDLL|WinDLL)\(", line):
-            assert "_foreign(" in line or re.match(r" +(libc|dll) = ", line) \
+            assert "foreign(" in line or re.match(r" +(libc|dll) = ", line) \
                 or "CDLL(\"libgcc_s" in line, line
         assert not re.search(r"\b(libc|dll)\.\w", line), line
 

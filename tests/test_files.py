@@ -760,7 +760,7 @@ def test_u8_four_bits_of_gptq_and_awq_are_read_exactly(tmp_path, method):
 def test_u8_nf4_of_bitsandbytes_is_read(tmp_path, nested):
     rng, shape = random.Random(5), (4, 128)
     n = shape[0] * shape[1]
-    codes, book = [rng.randrange(16) for _ in range(n)], kshipra._NF4
+    codes, book = [rng.randrange(16) for _ in range(n)], kshipra.NF4_VALUES
     state = {"quant_type": "nf4", "blocksize": 64, "dtype": "float16", "shape": list(shape)}
     levels, outer, offset = [i / 255 for i in range(256)], [0.5, 2.0], 0.125
     coded = [rng.randrange(256) for _ in range(n // 64)]

@@ -259,7 +259,7 @@ def picked(run, weights, rows, route, chunk_rows):
 def deep_for_grids(test):
     """Mark as deep what takes long to interpret: the kernels of the formats with grids."""
     for name, format in FORMATS.items():
-        if isinstance(format.codes, kshipra._GridCodes):
+        if isinstance(format.codes, kshipra.GridCodes):
             test = pytest.mark.deep(run=interpreted, name=name)(test)
     return test
 
@@ -326,7 +326,7 @@ def test_kernels_read_nothing_outside_their_buffers(monkeypatch):
     for name, format in FORMATS.items():
         n_in = format.block_len if format.sub_len else 13
         w, rows = random_weights(format, (9, n_in), 1), random_rows(2, n_in, 1)
-        if isinstance(format.codes, kshipra._GridCodes):
+        if isinstance(format.codes, kshipra.GridCodes):
             table, n = kshipra.grid_table(format).buffer_info()
             buffers.append((table, table + n))
         if format.sub_len:

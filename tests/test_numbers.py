@@ -15,7 +15,7 @@ from kshipra import FORMAT_BY_ID, FORMATS, KshipraError
 
 BLOCK_FORMATS = [f for f in FORMATS.values() if f.sub_len]
 OUR_OWN = [name for name in FORMATS if name == "NF4" or name.startswith("INT")]
-WRITTEN = list(kshipra._ENCODERS)
+WRITTEN = list(kshipra.ENCODE)
 SEARCHED = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
 ALL_HALVES = array("H", range(65536)).tobytes()
 
@@ -297,10 +297,10 @@ def test_mxfp4_scales_are_powers_of_two(e, value):
 
 
 def test_a_row_that_the_kernels_cannot_read_is_no_format():
-    field = kshipra._Field([(4, 16, 0, 4), (4, 16, 4, 4)])
-    odd = kshipra._Field([(4, 16, 0, 4), (4, 16, 4, 4)], bias=7)
-    short = kshipra._Field([(4, 16, 0, 4)])
-    split = kshipra._Field([(4, 15, 0, 4), (4, 15, 4, 4), (19, 1, 0, 4), (19, 1, 4, 4)])
+    field = kshipra.Field([(4, 16, 0, 4), (4, 16, 4, 4)])
+    odd = kshipra.Field([(4, 16, 0, 4), (4, 16, 4, 4)], bias=7)
+    short = kshipra.Field([(4, 16, 0, 4)])
+    split = kshipra.Field([(4, 15, 0, 4), (4, 15, 4, 4), (19, 1, 0, 4), (19, 1, 4, 4)])
     for wrong in (dict(sub_len=64), dict(m_off=4), dict(codes=odd), dict(mins=field),
                   dict(codes=short), dict(codes=split), dict(scales=field)):
         with pytest.raises(AssertionError):
@@ -364,7 +364,7 @@ def test_a_search_heeds_importance(name):
             format.encode(NORMAL, wrong)
 
 
-@pytest.mark.parametrize("format", [f for f in BLOCK_FORMATS if isinstance(f.codes, kshipra._Field)
+@pytest.mark.parametrize("format", [f for f in BLOCK_FORMATS if isinstance(f.codes, kshipra.Field)
                                     and f.codes.book is None], ids=lambda f: f.name)
 def test_pack_puts_back_what_unpack_finds(format):
     raw = random.Random(2).randbytes(8 * format.block_bytes)

@@ -1,6 +1,7 @@
 """The book as a whole: what a part may refer to."""
 import ast
 import builtins
+import re
 import symtable
 
 import kshipra
@@ -44,3 +45,19 @@ def test_part_one_refers_to_nothing_of_the_later_parts():
     assert {"forward", "Engine", "Sampler"} <= here and {"Builder", "Native", "load"} <= there
     used = set(global_names(symtable.symtable(early, "part I", "exec")))
     assert {"Reference", "mmap"} <= used and used & (there - here) == set()
+
+
+def test_a_name_with_an_underscore_is_used_in_its_own_chapter_alone():
+    with open(kshipra.__file__, encoding="utf-8") as f:
+        chapters = re.split(r"^# -+\n# (?=\d+\. )", f.read(), flags=re.M)
+    assert len(chapters) > 20
+    homes = {}                          # in the front matter and the parts' openers there are none
+    for number, chapter in enumerate(chapters):
+        for node in ast.parse("# " * bool(number) + chapter).body:
+            homes.update({name: number for name in defined(node)
+                          if name.startswith("_") and not name.startswith("__")})
+    assert len(homes) > 100
+    for number, chapter in enumerate(chapters):
+        table = symtable.symtable("# " * bool(number) + chapter, "chapter", "exec")
+        strangers = {name for name in global_names(table) if homes.get(name, number) != number}
+        assert not strangers, (chapter[:30], strangers)

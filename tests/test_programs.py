@@ -296,6 +296,6 @@ def test_texts_that_come_and_go_record_no_new_programs():
             for seq in seqs:
                 seq.truncate(0)
         assert results[0] == results[1] and len(results[0]) == -(-n_rows // 2)
-    buckets = [kshipra._bucket(n) for n in range(193)]
+    buckets = [kshipra.rows_bucket(n) for n in range(193)]
     assert all(n <= b <= n + max(n // 2, 15) for n, b in enumerate(buckets))
     assert len(model.ops.programs) <= 25 and max(buckets) == 192

@@ -214,7 +214,7 @@ def test_the_host_may_flush_tiny_numbers_to_zero(tmp_path, capsys, n_threads, re
     e = engine(kshipra.GGUF(path), n_threads)
     if recorded:
         assert run(e, IDS[:20]) == expected
-    with Mode(FLUSH[kshipra._MACHINE]) as mode:
+    with Mode(FLUSH[kshipra.MACHINE]) as mode:
         found, found_total = run(e, IDS[:20]), e.exp_sum(row, 0.0)
     assert found == expected and found_total == total and isinstance(e.ops, kshipra.Native)
     assert mode.after[0] & 0x1FFFFC0 == mode.bits[0] & 0x1FFFFC0        # less the sticky flags
@@ -224,11 +224,11 @@ def test_the_host_may_flush_tiny_numbers_to_zero(tmp_path, capsys, n_threads, re
 def test_plain_python_refuses_a_host_that_computes_otherwise():
     """It has no say in how the processor computes, and a wrong answer would look right."""
     e = reference()
-    with Mode(FLUSH[kshipra._MACHINE]):
+    with Mode(FLUSH[kshipra.MACHINE]):
         with pytest.raises(kshipra.KshipraError, match="tiny numbers for zero"):
             run(e, IDS[:3])
     for model in (e, engine()):
-        with Mode(UP[kshipra._MACHINE]):
+        with Mode(UP[kshipra.MACHINE]):
             with pytest.raises(kshipra.KshipraError, match="does not round to the nearest"):
                 run(model, IDS[:3])
         assert len(run(model, IDS[:3])) == 3

@@ -138,7 +138,7 @@ def instructions_of(kernel, isa, abi):
 
 @pytest.mark.skipif(not shutil.which("as") or not shutil.which("objcopy")
                     or sys.platform != "linux"
-                    or kshipra._MACHINE != "x86-64", reason="needs GNU as for x86-64")
+                    or kshipra.MACHINE != "x86-64", reason="needs GNU as for x86-64")
 def test_listings_are_what_gnu_as_makes_of_them(tmp_path):
     """Each operation's listing, assembled again, gives the bytes that it shows."""
     source, want = [".intel_syntax noprefix"], []
