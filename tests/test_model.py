@@ -747,7 +747,7 @@ def test_hyperparameters_are_refused_by_name(change, words):
 
 
 @pytest.mark.parametrize("scaling, words", [
-    ({"rope_type": "longrope"}, "'longrope' is not supported"),
+    ({"rope_type": "longrope"}, "'longrope' has short_factor = None"),
     ({"rope_type": ["linear"]}, "is not supported"),
     ("linear", "not an object"),
     ({"rope_type": "linear"}, "factor = None"),
