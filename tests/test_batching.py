@@ -226,6 +226,7 @@ class Traffic(RuleBasedStateMachine):
 MODELS, TRUTH = {}, None
 
 
+@pytest.mark.deep(device="python")
 def test_any_traffic(path, device, truth):
     """Alone, among 1 to 16 others that come and go, after preemption and after a found prefix."""
     global TRUTH

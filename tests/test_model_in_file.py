@@ -48,6 +48,7 @@ def test_the_first_logits_are_near_those_of_float_activations(model, case):
     assert max(abs(a - b) for a, b in zip(row, case["logits"])) < 1.0
 
 
+@pytest.mark.deep(device="python")
 def test_sampled_stories_hold_together(model):
     """They end, know no other words than the corpus, and keep their hero."""
     number = 40 if isinstance(model.ops, kshipra.Native) else 4
