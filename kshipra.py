@@ -1020,17 +1020,18 @@ def _encode_ternary(format, floats, importance):
     return format.pack(bytes([v + 1 for v in _round_away(_scaled(floats, ds, 256))]), ds)
 
 
-def _encode_mxfp4(format, floats, importance):
+E2M1_LIMITS = [(a + b) / 2 for a, b in zip(_E2M1_BOOK, _E2M1_BOOK[1:8])]
+
+
+def encode_mxfp4(format, floats, importance):
     """The power of two that brings the largest magnitude to 4 and over; above 6 is cut."""
-    book = _E2M1_BOOK[:8]
-    limits = [(a + b) / 2 for a, b in zip(book, book[1:])]
     ds, codes = [], bytearray()
     for block in _blocks(floats):
         peak = abs(_peak(block))
         d = math.ldexp(0.5, max(math.frexp(peak)[1] - 3, -127) if peak else -127)
         ds.append(d)
         for x in block:
-            code = bisect.bisect_left(limits, abs(x) / d)       # the smaller one on a tie
+            code = bisect.bisect_left(E2M1_LIMITS, abs(x) / d)  # the smaller one on a tie
             codes.append(code + 8 if x < 0 and code else code)
     return format.pack(bytes(codes), ds)
 
@@ -1292,7 +1293,7 @@ ENCODE = {
     "Q3_K": functools.partial(encode_k_scale, search_q3, 32, lambda v: _biased(v, -4, 3)),
     "Q6_K": functools.partial(encode_k_scale, search_q6, 128, lambda v: _biased(v, -32, 31)),
     "IQ4_XS": functools.partial(encode_k_scale, search_iq4, 32, _iq4_index),
-    "IQ4_NL": encode_iq4_nl, "MXFP4": _encode_mxfp4,
+    "IQ4_NL": encode_iq4_nl, "MXFP4": encode_mxfp4,
     "TQ1_0": _encode_ternary, "TQ2_0": _encode_ternary, "NF4": encode_nf4,
 }
 ENCODE.update((name, encode_int) for name in FORMATS if name.startswith("INT"))
@@ -13109,6 +13110,18 @@ def emit_search_q6(k, group):
     emit_search_scale(k, group, Q6_TRIES, lambda k: Nearest(k, -32, 31))
 
 
+def emit_search_iq4(k, group):
+    def nearest_of(k):
+        def nearest(v):                         # the entry of the codebook
+            code = k.const_f32x8(IQ4_BOOK[0])
+            for limit, entry in zip(IQ4_LIMITS, IQ4_BOOK[1:]):
+                above = k.cmp_f32(v, ">=", k.const_f32x8(limit))
+                code = k.select(above.f32, k.const_f32x8(entry), code)
+            return code
+        return nearest
+    emit_search_scale(k, group, IQ4_TRIES, nearest_of)
+
+
 def emit_search_q3(k, group):
     """Emit search_q3: keep "scale"."""
     emit_w_times_x(group)
@@ -13256,6 +13269,9 @@ def emit_pack(k, format, codes_at, out, disp):
     places = {}                         # (byte, how many): [(of the scratch, emit_bits's numbers)]
     for field, source in ((format.codes, codes_at), (format.scales, SUB_SCALES_AT),
                           (format.mins, SUB_MINS_AT)):
+        if isinstance(field, BitField):
+            emit_pack_bits(k, field, source, out, disp)
+            continue
         for runs, bit in ((field.runs, 0), (field.upper, field.upper_bit)) if field else ():
             first = source
             for at, n, shift, width in runs:
@@ -13280,6 +13296,16 @@ def emit_pack(k, format, codes_at, out, disp):
         v = k.shr_i32(v * k.const_i32x8(sum(1 << s for s in (28, 21, 14, 7))), 28)
         v = k.hsum_i32(v * k.const_i32x8([1 << 4 * j for j in range(8)]))
         k.store_i32(out, k.extract_i32(v, 0), disp + format.codes.spread[0])
+
+
+def emit_pack_bits(k, field, source, out, disp):
+    """Emit BitField.write of eight integers, each of whose parts fills two or four bytes."""
+    v, place = k.widen_i8x8(k.scratch, source), 0
+    for width, bits in field.parts:
+        part = k.and_(k.shr_i32(v, place) if place else v, k.const_i32x8((1 << width) - 1))
+        word = k.extract_i32(k.hsum_i32(part * k.const_i32x8([1 << b - bits[0] for b in bits])), 0)
+        (k.store_i32 if width == 4 else k.store_i16)(out, word, disp + bits[0] // 8)
+        place += width
 
 
 # One function for each kind of encoder of 1.5: it makes the codes of the groups, and returns what
@@ -13318,22 +13344,27 @@ def emit_k_minimum(k, groups, format, weighted, out, top, tries, limit, magnitud
 
 
 def emit_k_scale(k, groups, format, weighted, out, search, limit, _):
-    low, bias = -format.codes.bias, format.codes.bias
+    bias = format.codes.bias                    # none: codes are numbers of the codebook
     emit_weights(k, groups, format, None if weighted else lambda group, x: x * x)
     for group in groups:
-        {search_q3: emit_search_q3, search_q6: emit_search_q6}[search](k, group)
+        EMIT_SEARCHES[search](k, group)
         if weighted:
             emit_total(k, group, "w", "sum w")
     emit_second_level(k, groups, "scale", weighted, -limit, -limit, limit - 1, SUB_SCALES_AT,
                       format.scales.bias)
     k.store_i16(out, k.load_u16(k.scratch, F16_AT), format.d_off)
     for group in groups:
-        d, nearest = emit_or_infinite(k, group["scale"]), Nearest(k, low, bias - 1)
+        d, nearest = emit_or_infinite(k, group["scale"]), Nearest(k, -bias, bias - 1)
 
         def each(c):
-            c["codes"] = nearest(c["x"] / d)
+            v = c["x"] / d
+            c["codes"] = nearest(v) if bias else emit_rank(k, v, IQ4_LIMITS)
         group.each(each)
     return bias
+
+
+EMIT_SEARCHES = {search_q3: emit_search_q3, search_q6: emit_search_q6,
+                 search_iq4: emit_search_iq4}
 
 
 def emit_around_zero(k, group, format, weighted, keep):
@@ -13407,21 +13438,30 @@ def emit_nf4(k, group, format, weighted, keep):
 
 
 def emit_iq4_nl(k, group, format, weighted, keep):
-    def nearest_of(k):
-        def nearest(v):                         # the entry of the codebook
-            code = k.const_f32x8(IQ4_BOOK[0])
-            for limit, entry in zip(IQ4_LIMITS, IQ4_BOOK[1:]):
-                above = k.cmp_f32(v, ">=", k.const_f32x8(limit))
-                code = k.select(above.f32, k.const_f32x8(entry), code)
-            return code
-        return nearest
     emit_weights(k, [group], format, None if weighted else lambda group, x: x * x)
-    emit_search_scale(k, group, IQ4_TRIES, nearest_of)
+    emit_search_iq4(k, group)
     keep(format.d_off, group["scale"])
     inverse = emit_inverse(k, group["scale"])
 
     def each(c):
         c["codes"] = emit_rank(k, c["x"] * inverse, IQ4_LIMITS)
+    group.each(each)
+    return 0
+
+
+def emit_mxfp4(k, group, format, weighted, keep):
+    """The power of two is what the peak has above its fraction; two bits more of it is 4."""
+    power = k.and_(emit_find_peak(k, group).i32, k.const_i32x8(0x7F800000)).f32
+    power = k.max_f32(power, k.const_f32x8(2.0 ** -125))
+    keep(format.d_off, (k.shr_i32(power.i32, 23) - k.const_i32x8(2)).f32)
+    d, minus = power * k.const_f32x8(0.125), k.const_f32x8(-0.0)
+
+    def each(c):
+        x, code = c["x"], k.zero_i32x8()
+        for limit in E2M1_LIMITS:
+            code = code - k.cmp_f32(emit_abs(k, x), ">", d * k.const_f32x8(limit))
+        below = k.and_(k.cmpgt_i32(code, k.zero_i32x8()), k.cmp_f32(x, "<", minus))
+        c["codes"] = k.i32_to_f32(code + k.and_(below, k.const_i32x8(8)))
     group.each(each)
     return 0
 
@@ -13447,17 +13487,14 @@ def emit_int(k, group, format, weighted, keep):
 EMIT_ENCODERS = {encode_k_minimum: emit_k_minimum, encode_k_scale: emit_k_scale,
                  encode_around_zero: emit_around_zero, encode_q8_0: emit_q8_0,
                  encode_above_minimum: emit_above_minimum, encode_nf4: emit_nf4,
-                 encode_int: emit_int, encode_iq4_nl: emit_iq4_nl}
+                 encode_int: emit_int, encode_iq4_nl: emit_iq4_nl, encode_mxfp4: emit_mxfp4}
 
 
 def encoder_of(format):
     """Return (emit function, what else it takes), or None where only chapter 1 encodes."""
     encoder = ENCODE.get(format.name)
-    more = getattr(encoder, "args", ())
-    if more and more[0] is search_iq4:
-        return None
     emit = EMIT_ENCODERS.get(getattr(encoder, "func", encoder))
-    return (emit, more) if emit else None
+    return (emit, getattr(encoder, "args", ())) if emit else None
 
 
 def has_encoder(format, n):
@@ -13541,9 +13578,14 @@ def emit_encode_blocks(k, format, n, weighted, x, out, field):
             emit_pack(k, format, CODES_AT, to, 0)
         else:
             def keep(off, v):
-                v = emit_as_f16(k, v)
+                size = 2
+                if format.d == "e8m0":          # a byte; the next one is the first of the codes
+                    size = 4
+                    k.store_f32x8(k.scratch, v, F16_AT)
+                else:
+                    v = emit_as_f16(k, v)
                 for lane, block in enumerate(lanes):
-                    k.store_i16(to, k.load_u16(k.scratch, F16_AT + 2 * lane),
+                    k.store_i16(to, k.load_u16(k.scratch, F16_AT + size * lane),
                                 block * format.block_bytes + off)
                 return v
             emit(k, groups[0], format, weighted, keep, *more)

@@ -13,7 +13,8 @@ import tiny
 from kshipra import FORMATS, GGUF, KshipraError
 
 ENCODED = [f.name for f in FORMATS.values() if kshipra.has_encoder(f, 8 * f.block_len)]
-SEARCHED = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "INT2_G32", "INT4_G64", "INT8_G128"]
+SEARCHED = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "INT2_G32", "INT4_G64",
+            "INT8_G128"]
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,10 @@ def encoded(native, rows, format, importance):
     found, _ = kshipra.compute_alone(
         native, lambda ops, x: ops.encode(x, format, importance, refused), [rows], "encode")
     return found, any(refused.view(refused.address, 8))
+
+
+def test_kernels_encode_all_but_the_ternary_formats():
+    assert set(kshipra.ENCODE) - {*ENCODED} == {"F32", "TQ1_0", "TQ2_0"}
 
 
 @pytest.mark.parametrize("name", ENCODED)
