@@ -6540,6 +6540,7 @@ def _gguf_scaling(hp, kind):
                "beta_fast": get("scaling.yarn_beta_fast"),
                "beta_slow": get("scaling.yarn_beta_slow"),
                "attention_factor": get("scaling.yarn_attn_factor"),
+               "truncate": get("scaling.yarn_truncate"),       # ours; others truncate
                "attn_factor": get("scaling.attn_factor")}
     # A factor without a type is that of the oldest files, which knew no other.
     type_ = get("scaling.type", "linear" if scaling["factor"] not in (None, 0, 1) else "none")
@@ -6771,6 +6772,8 @@ class Loader:
                 and rest + ".weight" in self.tensors:
             self.names = {slot: name[len(first) + 1:] if str(name).startswith(first + ".")
                           else name for slot, name in self.names.items()}
+        if hp.arch.parallel == "one norm":      # what converters write of it is often wrong
+            hp.parallel = not (self.has("ffn_norm", 0) or self.has("ffn_norm", 1))
 
     def names_of(self, slot, layer=None, kind="weight", expert=None):
         """Return the names that a tensor may have in this file."""
@@ -6875,6 +6878,21 @@ class Loader:
         return self.tensor("embed", None, "weight",
                            (self.tensors[name].shape[0], self.hp.hidden))
 
+    def outer(self):
+        """Return the Weights outside of the layers; set hp.n_vocab."""
+        hp, w = self.hp, Weights()
+        w.embed = self.embedding()
+        hp.n_vocab = w.embed.shape[0]
+        shapes = {"pos_embed": (hp.n_ctx, hp.hidden), "out_norm": (hp.hidden,),
+                  "lm_head": (hp.n_vocab, hp.hidden),
+                  **dict.fromkeys(("rope_freqs", "rope_long", "rope_short"), (hp.n_rot // 2,))}
+        for slot, must, bias in slots_of(hp.arch, "outer"):
+            if slot != "embed" and (must or self.has(slot)):
+                setattr(w, slot, self.read(slot, None, "weight", shapes[slot]))
+                if bias:
+                    setattr(w, slot + "_b", self.read(slot, None, "bias", shapes[slot][:1]))
+        return w
+
     def layer(self, i):
         """Return the Weights of layer i."""
         shapes, layer = slot_shapes(self.hp, self.hp.arch), Weights()
@@ -6932,20 +6950,9 @@ def load_weights(checkpoint, hp):
 
     hp.ctx_size: the positions of the cache
     """
-    load, w = Loader(checkpoint, hp), Weights()
-    w.embed = load.embedding()
-    hp.n_vocab = w.embed.shape[0]
-    shapes = {"pos_embed": (hp.n_ctx, hp.hidden), "out_norm": (hp.hidden,),
-              "lm_head": (hp.n_vocab, hp.hidden),
-              **dict.fromkeys(("rope_freqs", "rope_long", "rope_short"), (hp.n_rot // 2,))}
-    if hp.arch.parallel == "one norm":      # what converters write of it is often wrong
-        hp.parallel = not (load.has("ffn_norm", 0) or load.has("ffn_norm", 1))
+    load = Loader(checkpoint, hp)
+    w = load.outer()
     w.layers = [load.layer(i) for i in range(hp.n_layers)]
-    for slot, must, bias in slots_of(hp.arch, "outer"):
-        if slot != "embed" and (must or load.has(slot)):
-            setattr(w, slot, load.read(slot, None, "weight", shapes[slot]))
-            if bias:
-                setattr(w, slot + "_b", load.read(slot, None, "bias", shapes[slot][:1]))
     tied = hp.flag("tied")
     if w.lm_head is None:
         if not hp.is_gguf and not tied:
@@ -16229,6 +16236,10 @@ class Encoding:
 
         importance: array('f'), one for each column, or None
         """
+        if isinstance(tensor, Made):
+            for part in tensor.parts():
+                yield from self.pieces(part, format, importance)
+            return
         if tensor.format is format and tensor.contiguous:
             yield tensor.data
             return
@@ -16330,55 +16341,80 @@ def _counted(pieces, done, total, progress):
 
 
 # From Hugging Face's files to a GGUF.  The numbers of config.json get the keys of KEYS, the
-# tensors the names of GGUF_NAMES, and what chapter 6 does to tensors as it loads them is done
-# for good: norms get their 1, matrices that lie on their side are turned.  Two things are left.
-# Where a GGUF's heads turn neighbours ("interleaved"), the rows of q and k, which lie in halves,
-# change places; and a scaling of rope that has a number for each pair becomes a tensor of them.
+# tensors the names of GGUF_NAMES, and are what chapter 6 makes of them as it loads them: norms
+# have their 1, matrices that lie on their side are turned, q, k and v lie one below another, and
+# so do the experts of a layer.  Two things are left.  Where a GGUF's heads turn neighbours
+# ("interleaved"), the rows of q and k, which lie in halves, change places; and a scaling of rope
+# that has a number for each pair becomes a tensor of them.
 
-CONVERTED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gpt2", "olmo2",
-             "granite", "smollm3", "starcoder2")
-GGUF_ARCHITECTURES = {"mistral": "llama"}   # of those, what a GGUF calls otherwise
+GGUF_ARCHITECTURES = {"mistral": "llama", "mixtral": "llama"}   # what a GGUF calls otherwise
+
+
+class Made(NamedTuple):
+    """A tensor that is made when it is written, so that a model is not held in memory.
+
+    parts(): returns the Tensors that lie in it, one after another
+    """
+    name: str
+    format: Format
+    shape: tuple
+    parts: object
+
+    @property
+    def size(self):
+        return math.prod(self.shape)
 
 
 def gguf_form(checkpoint):
-    """Return (metadata, {name: Tensor}) of a checkpoint as a GGUF has them."""
+    """Return (metadata, {name: Tensor or Made}) of a checkpoint as a GGUF has them."""
     if isinstance(checkpoint, GGUF):
         return checkpoint.metadata, checkpoint.tensors
     hp, tokenizer = Hparams(checkpoint), tokenizer_of(checkpoint)
-    if hp.arch_name not in CONVERTED:
-        raise KshipraError(f"models of {hp.arch_name} are not converted, only those of "
-                           f"{', '.join(CONVERTED)}; take a GGUF of it", checkpoint.path)
-    load, tensors = Loader(checkpoint, hp), {}
-    hp.n_vocab = load.embedding().shape[0]
-    shapes = {**slot_shapes(hp, hp.arch), "embed": (hp.n_vocab, hp.hidden),
-              "lm_head": (hp.n_vocab, hp.hidden), "pos_embed": (hp.n_ctx, hp.hidden)}
-    names = {**GGUF_NAMES, **hp.arch.gguf_names}
-
-    def take(slot, layer, must, bias):
-        """Put a slot and its bias among the tensors, if the file has them."""
-        prefix = "" if layer is None else names["layers"].format(layer)
-        for kind in ("weight", "bias"):
-            if kind == "bias" and not bias:
-                return
-            if (kind == "bias" and bias == "?b" or not must) and \
-                    load.name(slot, layer, kind) not in checkpoint.tensors:
-                continue
-            shape = shapes[slot] if kind == "weight" else shapes[slot][:1]
-            value = load.read(slot, layer, kind, shape)
-            name = f"{prefix}{names[slot]}.{kind}"
-            if isinstance(value, array):
-                value = Tensor(name, FORMATS["F32"], shape, value.tobytes())
-            if slot in ("wq", "wk") and hp.arch.rope == "interleaved":
-                value = _interleaved(value, hp.head_dim)
-            tensors[name] = value
-
+    parts_of, tensors = functools.lru_cache(maxsize=1)(
+        functools.partial(_gguf_parts, checkpoint, hp)), {}
     for layer in (None, *range(hp.n_layers)):
-        for slot, must, bias in slots_of(hp.arch, "outer" if layer is None else "slots"):
-            if slot != "rope_freqs" and not (slot == "lm_head" and hp.flag("tied")):
-                take(slot, layer, must, bias)
+        for name, (shape, parts) in parts_of(layer).items():
+            tensors[name] = Made(name, parts[0].format, shape, functools.partial(
+                lambda layer, name: parts_of(layer)[name][1], layer, name))
     metadata = _gguf_numbers(hp, tensors)
     metadata.update(_gguf_tokenizer(checkpoint, tokenizer, hp.n_vocab))
     return metadata, tensors
+
+
+def _gguf_parts(checkpoint, hp, layer):
+    """Return {name: (shape, the Tensors in it)} of a layer; None: of what is outside of them."""
+    load, names, found = Loader(checkpoint, hp), {**GGUF_NAMES, **hp.arch.gguf_names}, {}
+    w = load.outer() if layer is None else load.layer(layer)
+    prefix = "" if layer is None else names["layers"].format(layer)
+    for slot, _, _ in slots_of(hp.arch, "outer" if layer is None else "slots"):
+        if slot == "lm_head" and hp.flag("tied"):
+            continue
+        fused = FUSED.get(slot, (slot,))
+        for together in [fused] if slot in names else [(part,) for part in fused]:
+            name = names[slot if slot in names else together[0]]
+            if not isinstance(name, str):       # of all experts; or of the first of two norms
+                name = name[0] if "experts" in slot or w.ffn_norm else name[-1]
+            for kind, tail in (("weight", ""), ("bias", "_b")):
+                values = [getattr(w, part.replace("_experts", "") + tail) for part in together]
+                if values[0] is not None:
+                    full = f"{prefix}{name}.{kind}"
+                    found[full] = _gguf_tensor(full, slot, values, hp)
+    return found
+
+
+def _gguf_tensor(name, slot, values, hp):
+    """Return (shape, Tensors) of the values of a slot: one, or those that are fused in it."""
+    experts = isinstance(values[0], list)
+    parts = [value if isinstance(value, Tensor) else Tensor(
+        name, FORMATS["F32"], (len(value),), value.tobytes())
+        for value in (values[0] if experts else values)]
+    if slot in ("wq", "wk") and hp.arch.rope == "interleaved":
+        parts = [_interleaved(part, hp.head_dim) for part in parts]
+    shape = parts[0].shape
+    if experts:
+        return (len(parts), *shape), parts
+    n_rows = sum(part.shape[0] for part in parts)
+    return shape[1:] if shape[0] == 1 and shape[1:] else (n_rows, *shape[1:]), parts
 
 
 def _interleaved(t, head_dim):
@@ -16406,8 +16442,18 @@ def _gguf_numbers(hp, tensors):
     values.update({name: float(hp.get(name, hp.default(name))) for name in hp.arch.scales})
     if hp.arch_name == "gemma3":
         values["local_base"] = hp.number("local_base")
-    if hp.window:
+    if hp.window or hp.arch_name == "phi3":
         values["window"] = hp.window
+    if hp.arch_name == "phi3":
+        values["original_ctx"] = hp.short_ctx
+    if hp.arch.parallel is not None:
+        values["parallel"] = hp.parallel
+    if hp.arch.experts:
+        values.update(n_experts=hp.n_experts, n_used=hp.n_used, expert_ffn=hp.expert_ffn)
+        if hp.shared_ffn:
+            values["shared_ffn"] = hp.shared_ffn
+        if hp.normalize is not {**GGUF_DEFAULTS, **hp.arch.gguf_defaults}["normalize"]:
+            values["normalize"] = hp.normalize
     large = GEMMA_27B_LAYERS.get(hp.arch_name) == hp.n_layers
     scalar = hp.hidden / hp.n_heads if large else hp.head_dim
     if "attn_scale" not in hp.arch.scales and hp.attn_scale != f32(1 / math.sqrt(scalar)):
@@ -16424,6 +16470,11 @@ def _gguf_rope(hp, arch, tensors):
     kind, prefix = scaling.get("rope_type"), f"{arch}.rope.scaling."
     if kind is None:
         return {}
+    if kind == "longrope":
+        for slot, key in (("rope_long", "long_factor"), ("rope_short", "short_factor")):
+            factors, name = array("f", scaling[key]), GGUF_NAMES[slot] + ".weight"
+            tensors[name] = Tensor(name, FORMATS["F32"], (len(factors),), factors.tobytes())
+        return {prefix + "attn_factor": rope_table(hp).magnitude}
     if kind == "llama3":
         plain = [hp.number("rope_base") ** (-2 * i / hp.n_rot) for i in range(hp.n_rot // 2)]
         factors = array("f", map(truediv, plain, rope_table(hp).freqs))
@@ -16431,16 +16482,18 @@ def _gguf_rope(hp, arch, tensors):
                                               (len(factors),), factors.tobytes())
         return {}
     known = {"rope_type", "type", "factor", "original_max_position_embeddings", "rope_theta",
-             "beta_fast", "beta_slow"}
+             "beta_fast", "beta_slow", "truncate"}
     more = sorted(key for key in set(scaling) - known if scaling[key] is not None)
     if kind not in ("linear", "yarn") or more:
         raise KshipraError(f"rope scaling {quote(kind)}{' with ' + more[0] if more else ''} is "
-                           "not converted; linear, llama3 and yarn are", hp.path)
+                           "not converted; linear, llama3, longrope and yarn are", hp.path)
     keys = {"factor": "factor", "original_max_position_embeddings": "original_context_length",
             "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
     found = {prefix + keys[key]: scaling[key] for key in keys if scaling.get(key) is not None}
     found = {key: value if key.endswith("length") else float(value)
              for key, value in found.items()}
+    if scaling.get("truncate") is False:
+        found[prefix + "yarn_truncate"] = False
     return {prefix + "type": kind, **found}
 
 
@@ -16463,6 +16516,10 @@ def _gguf_tokenizer(checkpoint, tokenizer, n_vocab):
         rules = tuple(model.patterns), model.whole_words, model.normal_form
         pre = next((pre for pre, patterns in PRE_TOKENIZERS.items() if rules == (
             tuple(patterns), pre in WHOLE_WORDS, NORMAL_FORMS.get(pre))), None)
+        if rules == ((PUNCTUATION, GPT2, DIGITS, THREE_DIGITS), False, None):
+            pre = "falcon"
+            warn("a GGUF's rule 'falcon' leaves a space with the one or two digits behind it, and "
+                 "so gives them other tokens than the directory does")
         if pre is None:
             raise KshipraError("a GGUF has no name for the rule by which this tokenizer cuts "
                                "words", checkpoint.path)
@@ -16524,7 +16581,9 @@ def quantize(src: "str | os.PathLike", dst: "str | os.PathLike", type: str,
     for name, tensor in tensors.items():
         stays = isinstance(checkpoint, GGUF) and len(tensor.shape) > 1
         format = tensor.format if stays else FORMATS["F32"]
-        if is_quantized(name, tensor.shape):
+        if isinstance(tensor, Made) and tensor.format.name == "MXFP4":
+            format = tensor.format              # as a directory has it, so a GGUF
+        elif is_quantized(name, tensor.shape):
             wanted = mixed_type(type, name, hp, tied, bool(importances))
             format = fitting(wanted, tensor.shape[-1])
             if format.name != wanted:

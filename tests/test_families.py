@@ -322,7 +322,8 @@ TWINS = {   # how the tensors are called, and what config.json says beside the u
 
 
 @pytest.mark.parametrize("arch", TWINS)
-def test_safetensors_of_families_without_a_fixture(tmp_path, arch):
+def test_safetensors_of_families_without_a_fixture(tmp_path, monkeypatch, arch):
+    """Converted, they are that GGUF again."""
     names, config = TWINS[arch]
     numbers, weights = numbers_and_weights(arch, head_dim=8)
     out = []
@@ -349,3 +350,9 @@ def test_safetensors_of_families_without_a_fixture(tmp_path, arch):
     seq, tokens = kshipra.Sequence(engine.cache), tiny.ids(6)
     rows = engine.step([(t, i, seq) for i, t in enumerate(tokens)])
     assert rows == load_tiny(tmp_path, numbers, weights, "python").logits(tokens)
+    for name in ("tokenizer_of", "_gguf_tokenizer"):            # it has none
+        monkeypatch.setattr(kshipra, name, lambda *_: {})
+    kshipra.convert(path, tmp_path / "out.gguf", "F32")
+    found = kshipra.Engine(kshipra.GGUF(tmp_path / "out.gguf"), kshipra.Reference())
+    seq = kshipra.Sequence(found.cache)
+    assert found.step([(t, i, seq) for i, t in enumerate(tokens)]) == rows
