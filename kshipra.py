@@ -15455,6 +15455,14 @@ def cpu_share(root="/"):
     return share
 
 
+def asked_threads(threads):
+    """Return a number of threads, checked; of None that of KSHIPRA_THREADS, if it is set."""
+    named, asked = "threads", os.environ.get("KSHIPRA_THREADS")
+    if threads is None and asked:
+        named, threads = "KSHIPRA_THREADS", int(asked) if asked.isdecimal() else asked
+    return None if threads is None else check_whole(named, threads, 1, 256)
+
+
 def usable_cores():
     """Return how many physical cores this process may use, by its affinity and its share."""
     cores = set()
@@ -16220,12 +16228,12 @@ def fitting(name, n):
 class Encoding:
     """What encodes tensors: machine code on several threads, or chapter 1.
 
-    threads: None for all cores
+    threads: None for KSHIPRA_THREADS, or all cores
     """
 
     def __init__(self, threads=None):
         self.native = None
-        threads = None if threads is None else check_whole("threads", threads, 1, 256)
+        threads = asked_threads(threads)
         isa, _ = choose_isa(os.environ)
         if isa is not None:
             with contextlib.suppress(BackendFault):
@@ -16567,7 +16575,8 @@ def quantize(src: "str | os.PathLike", dst: "str | os.PathLike", type: str,
     """Write a model in another type, as a GGUF.
 
     src: GGUF or Hugging Face directory   dst: a name that is not there yet
-    type: of FILE_TYPES   imatrix: a file that `calibrate` wrote   threads: None for all cores
+    type: of FILE_TYPES   imatrix: a file that `calibrate` wrote
+    threads: None for KSHIPRA_THREADS, or all cores
     progress(done, total): called with numbers of weights
     """
     check_choice("type", type, FILE_TYPES)
@@ -17232,11 +17241,7 @@ def choose_backend(device, threads, weight_bytes, gpu_layers=None):
     threads: None for KSHIPRA_THREADS, or all cores where the weights are worth it
     """
     check_choice("device", device, DEVICES)
-    named, asked = "threads", os.environ.get("KSHIPRA_THREADS")
-    if threads is None and asked:
-        named, threads = "KSHIPRA_THREADS", int(asked) if asked.isdecimal() else asked
-    if threads is not None:
-        threads = check_whole(named, threads, 1, 256)
+    threads = asked_threads(threads)
     if device == "python":
         return Reference()
     if device == "cuda":

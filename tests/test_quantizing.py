@@ -93,6 +93,18 @@ def test_pieces_are_those_of_chapter_1(native, src, dst):
     assert got == want and (src == dst or want == FORMATS[dst].encode(tensor.floats()))
 
 
+def test_encoding_takes_the_threads_of_the_engine(native, monkeypatch):
+    for asked, want in (("1", 1), ("2", 2)):
+        monkeypatch.setenv("KSHIPRA_THREADS", asked)
+        with kshipra.Encoding() as encoding:
+            assert encoding.native.n_threads == want
+    with kshipra.Encoding(1) as encoding:
+        assert encoding.native.n_threads == 1
+    monkeypatch.setenv("KSHIPRA_THREADS", "some")
+    with pytest.raises(KshipraError, match="KSHIPRA_THREADS is 'some'"):
+        kshipra.Encoding()
+
+
 def test_a_faulty_encoder_is_found_and_chapter_1_encodes(native, monkeypatch, capsys):
     def emit_nothing(k, *parameters):
         k.fields.update(kshipra.build(kshipra.emit_encode, *parameters).fields)
