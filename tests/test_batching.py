@@ -377,6 +377,18 @@ def test_a_session_of_another_model_is_refused_and_changes_nothing(path, tmp_pat
         assert wrong.session.tokens == before
 
 
+def test_p24_pages_are_found_again_by_their_own_model_alone(path, device):
+    """Caches of other types have pages of their own: what is warm says what is cold."""
+    options, prompt = {"max_tokens": 4, **GREEDY}, PROMPTS[6]
+    models = [kshipra.load(path, device=device, kv_type=kv_type, page_size=8)
+              for kv_type in ("f32", "f16")]
+    cold = [outcome(model.generate_batch([prompt], **options)[0]) for model in models]
+    for _ in range(2):
+        for model, want in zip(models, cold):
+            assert outcome(model.generate_batch([prompt], **options)[0]) == want
+        assert all(model.scheduler.pool.n_found for model in models)
+
+
 def test_the_command_line_runs_a_batch(path, capfd):
     arguments = ["-m", path, "-n", "5", "--temp", "0", "--batch-prompts", "Hello|On|ce upon"]
     assert kshipra.main(arguments) == 0

@@ -143,7 +143,7 @@ def names(pairs):
 
 
 def test_both_libraries_come_from_one_folder(tmp_path):
-    """One folder lacks the builtins: it gives nothing, even if another folder has them."""
+    """P36: a folder that lacks the builtins gives nothing, even if another folder has them."""
     tree(tmp_path, "a/libnvrtc.so.12", "b/libnvrtc-builtins.so.12.9",
          "c/libnvrtc.so.12", "c/libnvrtc-builtins.so.12.4", "c/libnvrtc.alt.so.12",
          "d/libnvrtc.so.13", "d/libnvrtc-builtins.so.12.9")
@@ -188,6 +188,7 @@ def test_where_nvrtc_is_looked_for(tmp_path):
     ([50, 60, 61, 75], 86, ("--gpu-architecture=compute_75", False)),
     ([75, 80, 86, 90], 50, (None, False))])         # CUDA 13 knows no Maxwell
 def test_cubin_or_ptx(archs, compute, target):
+    """P37: the highest that runs on the device; PTX for a device newer than the compiler."""
     assert kshipra_cuda.choose_target(archs, compute) == target
 
 

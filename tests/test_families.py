@@ -322,7 +322,7 @@ TWINS = {   # how the tensors are called, and what config.json says beside the u
 
 
 @pytest.mark.parametrize("arch", TWINS)
-def test_safetensors_of_families_without_a_fixture(tmp_path, monkeypatch, arch):
+def test_safetensors_of_families_without_a_fixture(tmp_path, monkeypatch, arch, device):
     """Converted, they are that GGUF again."""
     names, config = TWINS[arch]
     numbers, weights = numbers_and_weights(arch, head_dim=8)
@@ -346,13 +346,14 @@ def test_safetensors_of_families_without_a_fixture(tmp_path, monkeypatch, arch):
         "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8,
         "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256,
         "rms_norm_eps": 1e-5, **config}))
-    engine = kshipra.Engine(kshipra.HFDirectory(str(path)), kshipra.Reference())
+    ops = kshipra.choose_backend(device, 1, 0)
+    engine = kshipra.Engine(kshipra.HFDirectory(str(path)), ops)
     seq, tokens = kshipra.Sequence(engine.cache), tiny.ids(6)
     rows = engine.step([(t, i, seq) for i, t in enumerate(tokens)])
-    assert rows == load_tiny(tmp_path, numbers, weights, "python").logits(tokens)
+    assert rows == load_tiny(tmp_path, numbers, weights, device).logits(tokens)
     for name in ("tokenizer_of", "_gguf_tokenizer"):            # it has none
         monkeypatch.setattr(kshipra, name, lambda *_: {})
     kshipra.convert(path, tmp_path / "out.gguf", "F32")
-    found = kshipra.Engine(kshipra.GGUF(tmp_path / "out.gguf"), kshipra.Reference())
+    found = kshipra.Engine(kshipra.GGUF(tmp_path / "out.gguf"), ops)
     seq = kshipra.Sequence(found.cache)
     assert found.step([(t, i, seq) for i, t in enumerate(tokens)]) == rows

@@ -242,7 +242,7 @@ def code(format, block, i):
 @tiny.examples(10)
 @given(data=st.data())
 def test_unpack_reads_every_bit_and_decode_agrees(format, data):
-    """For any bytes in 0 to 3 blocks: the codes of the drawings, and weight = s * code + m."""
+    """P06: for any bytes in 0 to 3 blocks, the codes of the drawings; weight = s * code + m."""
     n_blocks = data.draw(st.integers(0, 3))
     size = n_blocks * format.block_bytes
     raw = data.draw(st.binary(min_size=size, max_size=size))
